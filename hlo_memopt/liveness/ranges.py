@@ -1,0 +1,176 @@
+"""Live ranges on the flattened schedule, as XLA's HloLiveRange computes them.
+
+The schedules of called computations stand in front of their caller (condition before body), so that one axis of
+steps serves the whole module. A range is [start, end], both included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hlo_memopt.hlo.graph import Computation, Instruction, ShapeIndex
+from hlo_memopt.liveness.dataflow import Dataflow, Value
+
+Schedule = dict[int, list[int]]  # computation id -> instruction ids in order
+
+_FORWARD_TUPLE_TOP = frozenset({"get-tuple-element", "copy"})
+
+
+@dataclass
+class LiveRanges:
+    """``start``, ``end`` by value id (None where XLA does not track it); ``end_position``: where it is last seen.
+
+    ``time``: instruction id -> step; ``span``: computation id -> (first step, step behind the last).
+    """
+
+    start: list[int | None]
+    end: list[int]
+    end_position: list[tuple[Instruction, ShapeIndex]]
+    time: dict[int, int]
+    span: dict[int, tuple[int, int]]
+    steps: int
+
+
+def is_use(user: Instruction, operand: int, index: ShapeIndex) -> bool:
+    """Whether ``user`` may read the value at ``index`` of its operand (tuples only pass values on)."""
+    if user.opcode == "tuple":
+        return False
+    return not index or user.opcode not in _FORWARD_TUPLE_TOP
+
+
+def flatten(dataflow: Dataflow, schedule: Schedule) -> tuple[list[Instruction], dict[int, tuple[int, int]]]:
+    """The whole module's instructions in one sequence, and the span of each computation in it."""
+    module = dataflow.module
+    sequence: list[Instruction] = []
+    span: dict[int, tuple[int, int]] = {}
+
+    def visit(computation: Computation) -> None:
+        start = len(sequence)
+        by_id = computation.by_id
+        for instruction_id in schedule[computation.id]:
+            instruction = by_id[instruction_id]
+            called = flattened_callees(instruction)
+            for callee in called:
+                if callee in schedule and callee not in span:
+                    visit(module.computations[callee])
+            sequence.append(instruction)
+        span[computation.id] = (start, len(sequence))
+
+    visit(module.entry)
+    return sequence, span
+
+
+def flattened_callees(instruction: Instruction) -> tuple[int, ...]:
+    """Callees whose buffers are counted at this instruction, in the order in which XLA flattens them."""
+    op = instruction.opcode
+    if op == "while":
+        body, condition = instruction.called
+        return (condition, body)
+    if op in ("call", "conditional", "async-start"):
+        return instruction.called
+    return ()
+
+
+def live_ranges(dataflow: Dataflow, schedule: Schedule) -> LiveRanges:
+    """Ranges of every value under ``schedule`` (before values of one buffer are made disjoint)."""
+    module = dataflow.module
+    sequence, span = flatten(dataflow, schedule)
+    time = {instruction.id: t for t, instruction in enumerate(sequence)}
+    steps = len(sequence)
+    in_async = _async_windows(dataflow, time, span)
+    aliased = {(a.parameter, a.parameter_index) for a in module.aliases}
+    entry = module.entry.id
+    start: list[int | None] = []
+    ends: list[int] = []
+    end_positions: list[tuple[Instruction, ShapeIndex]] = []
+    for value in dataflow.values:
+        instruction = value.instruction
+        home = instruction.computation.id
+        if home not in span:
+            start.append(None)
+            ends.append(-1)
+            end_positions.append(value.positions[0])
+            continue
+        first = span[home][0] if instruction.opcode == "parameter" else time[instruction.id]
+        end, at = -1, value.positions[0]
+        for n, (where, _) in enumerate(value.positions):
+            if where.is_root:
+                bounds = span.get(where.computation.id)
+                if bounds is None:
+                    continue
+                t = bounds[1]
+            elif where.id in time:
+                t = time[where.id]
+            else:
+                continue
+            if n == 0 or t > end:
+                end, at = t, value.positions[n]
+        if home in in_async:
+            window = in_async[home]
+            first, end = min(first, window[0]), max(end, window[1])
+        if (
+            instruction.opcode == "parameter"
+            and home == entry
+            and (instruction.parameter_number, value.index) not in aliased
+        ):
+            end = steps
+        else:
+            end = max(end, _last_use(dataflow, value, time, span))
+        start.append(first)
+        ends.append(end)
+        end_positions.append(at)
+    return LiveRanges(start, ends, end_positions, time, span, steps)
+
+
+def _last_use(dataflow: Dataflow, value: Value, time: dict[int, int], span: dict[int, tuple[int, int]]) -> int:
+    last = -1
+    for where, index in value.positions:
+        for user in where.computation.users[where.id]:
+            if not any(o == where.id and is_use(user, n, index) for n, o in enumerate(user.operands)):
+                continue
+            if user.opcode == "call" and user.called[0] in span:
+                continue
+            if user.opcode == "while" and user.called[0] in span:
+                user = dataflow.module.computations[user.called[0]].parameters[0]
+            t = time.get(user.id)
+            if t is not None and t > last:
+                last = t
+    return last
+
+
+def _async_windows(
+    dataflow: Dataflow, time: dict[int, int], span: dict[int, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """Computations that run inside an async pair -> the steps during which their buffers must stand."""
+    windows: dict[int, tuple[int, int]] = {}
+    for computation_id in dataflow.visited:
+        site = dataflow.call_site.get(computation_id)
+        if site is None or computation_id not in span:
+            continue
+        if site.opcode == "async-start":
+            begin, finish = span[site.computation.id][0], span[computation_id][1]
+            chain = site
+            while True:
+                users = [u for u in chain.computation.users[chain.id] if u.opcode in ("async-update", "async-done")]
+                if not users:
+                    break
+                chain = users[0]
+            finish = max(finish, time.get(chain.id, finish))
+            windows[computation_id] = (begin, finish)
+        elif site.computation.id in windows:
+            windows[computation_id] = windows[site.computation.id]
+    return windows
+
+
+def normalize_buffers(dataflow: Dataflow, ranges: LiveRanges) -> None:
+    """Make the ranges of values that lie in one buffer disjoint (HloLiveRange::NormalizeAliasedBuffers)."""
+    for buffer in dataflow.buffers:
+        tracked = [v for v in buffer.values if ranges.start[v.id] is not None]
+        if len(tracked) < 2:
+            continue
+        tracked.sort(key=lambda v: (ranges.start[v.id], ranges.end[v.id], v.id))
+        for a, b in zip(tracked, tracked[1:], strict=False):
+            b_start = ranges.start[b.id]
+            assert b_start is not None
+            ranges.end[b.id] = max(ranges.end[a.id], ranges.end[b.id])
+            ranges.end[a.id] = min(ranges.end[a.id], b_start)

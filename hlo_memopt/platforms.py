@@ -1,0 +1,38 @@
+"""The one table of platform differences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What XLA does differently on a platform.
+
+    Attributes:
+      alignment: of a buffer's offset in the temp allocation, bytes.
+      pointer_bytes: size of a tuple's element in its table.
+      tiled: whether layouts are tiled and padded (TPU).
+      model_error: relative error that our prediction of XLA's temp may have; a plan must promise more than that.
+    """
+
+    name: str
+    alignment: int
+    pointer_bytes: int = 8
+    tiled: bool = False
+    model_error: float = 0.0
+
+
+PLATFORMS: dict[str, Platform] = {
+    "cpu": Platform("cpu", alignment=64, model_error=0.002),
+    "cuda": Platform("cuda", alignment=128, model_error=0.01),
+    "tpu": Platform("tpu", alignment=512, pointer_bytes=4, tiled=True, model_error=0.05),
+}
+
+
+def platform(name: str) -> Platform:
+    """The entry for ``name``; raises ValueError for a platform we do not know."""
+    found = PLATFORMS.get({"gpu": "cuda"}.get(name, name))
+    if found is None:
+        raise ValueError(f"unknown platform {name!r}; known are {', '.join(PLATFORMS)}")
+    return found

@@ -1,0 +1,5 @@
+"""Plans put into the proto."""
+
+from hlo_memopt.rewrite.schedule import add_control_dependencies, put_schedule
+
+__all__ = ["add_control_dependencies", "put_schedule"]
