@@ -8,6 +8,7 @@ once from the entry, callee computations at their call site: after XLA's flatten
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from hlo_memopt.hlo.graph import Computation, Instruction, Module, Shape, ShapeIndex
 from hlo_memopt.liveness.inplace import in_place_pairs
@@ -77,9 +78,11 @@ class Dataflow:
         self.values: list[Value] = []
         self.visited: list[int] = []
         self.call_site: dict[int, Instruction] = {}
+        self.cache: dict[str, Any] = {}  # what later stages derive once from this and nothing else
         self._merged: list[tuple[Value, Value]] = []
         self._sizes: dict[int, int] = {}
         self._walk(module.entry, None)
+        self._walked = set(self.visited)
         self._settle()
         self._join_buffers()
 
@@ -231,8 +234,7 @@ class Dataflow:
                 self.trees[key] = settled
             self._merged = [(_resolve(a), _resolve(b)) for a, b in self._merged]
             self.values = [v for v in self.values if v.replaced_by is None]
-            for n, value in enumerate(self.values):
-                value.id = n
+        self._number()
         for computation_id in self.visited:
             for instruction in self.module.computations[computation_id].instructions:
                 for index, value in self.trees[instruction.id].items():
@@ -240,6 +242,25 @@ class Dataflow:
                         value.positions.insert(0, (instruction, index))
                     else:
                         value.positions.append((instruction, index))
+
+    def _number(self) -> None:
+        """Number the values as XLA does, which breaks ties by it: by place in the module, merged values last."""
+        place = {
+            instruction.id: n
+            for n, instruction in enumerate(
+                i for c in self.module.computations.values() if c.id in self._walked for i in c.instructions
+            )
+        }
+        entry = self.module.entry.id
+
+        def key(value: Value) -> tuple[bool, int]:
+            at = value.instruction
+            merged = at.opcode in ("while", "conditional") or (at.opcode == "parameter" and at.computation.id != entry)
+            return (merged, -1 if merged else place[at.id])
+
+        self.values.sort(key=key)
+        for n, value in enumerate(self.values):
+            value.id = n
 
     def _pairs_in_one_buffer(self) -> Iterable[tuple[Value, Value]]:
         yield from self._merged

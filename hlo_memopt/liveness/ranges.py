@@ -7,6 +7,7 @@ steps serves the whole module. A range is [start, end], both included.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hlo_memopt.hlo.graph import Computation, Instruction, ShapeIndex
 from hlo_memopt.liveness.dataflow import Dataflow, Value
@@ -83,7 +84,7 @@ def live_ranges(dataflow: Dataflow, schedule: Schedule) -> LiveRanges:
     start: list[int | None] = []
     ends: list[int] = []
     end_positions: list[tuple[Instruction, ShapeIndex]] = []
-    for value in dataflow.values:
+    for value, touched in zip(dataflow.values, _touched(dataflow, span), strict=True):
         instruction = value.instruction
         home = instruction.computation.id
         if home not in span:
@@ -92,19 +93,11 @@ def live_ranges(dataflow: Dataflow, schedule: Schedule) -> LiveRanges:
             end_positions.append(value.positions[0])
             continue
         first = span[home][0] if instruction.opcode == "parameter" else time[instruction.id]
-        end, at = -1, value.positions[0]
-        for n, (where, _) in enumerate(value.positions):
-            if where.is_root:
-                bounds = span.get(where.computation.id)
-                if bounds is None:
-                    continue
-                t = bounds[1]
-            elif where.id in time:
-                t = time[where.id]
-            else:
-                continue
-            if n == 0 or t > end:
-                end, at = t, value.positions[n]
+        end, at = -1, 0
+        for n, where, is_root in touched.seen:
+            t = span[where][1] if is_root else time[where]
+            if t > end:
+                end, at = t, n
         if home in in_async:
             window = in_async[home]
             first, end = min(first, window[0]), max(end, window[1])
@@ -115,27 +108,47 @@ def live_ranges(dataflow: Dataflow, schedule: Schedule) -> LiveRanges:
         ):
             end = steps
         else:
-            end = max(end, _last_use(dataflow, value, time, span))
+            for user in touched.used:
+                end = max(end, time[user])
         start.append(first)
         ends.append(end)
-        end_positions.append(at)
+        end_positions.append(value.positions[at])
     return LiveRanges(start, ends, end_positions, time, span, steps)
 
 
-def _last_use(dataflow: Dataflow, value: Value, time: dict[int, int], span: dict[int, tuple[int, int]]) -> int:
-    last = -1
-    for where, index in value.positions:
+class _Touched(NamedTuple):
+    """Where a value's range may end. ``seen``: (number of the position, instruction or, for a root, computation,
+    whether it is a root); ``used``: instructions."""
+
+    seen: list[tuple[int, int, bool]]
+    used: list[int]
+
+
+def _touched(dataflow: Dataflow, span: dict[int, tuple[int, int]]) -> list[_Touched]:
+    """By value. The same for every schedule of the module, so it is made once."""
+    known: list[_Touched] | None = dataflow.cache.get("touched")
+    if known is None:
+        known = dataflow.cache["touched"] = [_touch(dataflow, v, span) for v in dataflow.values]
+    return known
+
+
+def _touch(dataflow: Dataflow, value: Value, span: dict[int, tuple[int, int]]) -> _Touched:
+    seen: list[tuple[int, int, bool]] = []
+    used: dict[int, None] = {}
+    for n, (where, index) in enumerate(value.positions):
+        home = where.computation.id
+        if home in span:
+            seen.append((n, home, True) if where.is_root else (n, where.id, False))
         for user in where.computation.users[where.id]:
-            if not any(o == where.id and is_use(user, n, index) for n, o in enumerate(user.operands)):
+            if not any(o == where.id and is_use(user, k, index) for k, o in enumerate(user.operands)):
                 continue
             if user.opcode == "call" and user.called[0] in span:
                 continue
             if user.opcode == "while" and user.called[0] in span:
                 user = dataflow.module.computations[user.called[0]].parameters[0]
-            t = time.get(user.id)
-            if t is not None and t > last:
-                last = t
-    return last
+            if user.computation.id in span:
+                used[user.id] = None
+    return _Touched(seen, list(used))
 
 
 def _async_windows(

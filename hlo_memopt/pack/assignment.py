@@ -59,7 +59,7 @@ def simulate(dataflow: Dataflow, schedule: Schedule) -> Assignment:
     ranges = live_ranges(dataflow, schedule)
     normalize_buffers(dataflow, ranges)
     kind = _classify(dataflow, ranges)
-    tables = sum(b.bytes for b in dataflow.buffers if kind[b.id] == "tuple")
+    tables = table_bytes(dataflow, kind)
     events, live_by_step, chunks = _run_heap(dataflow, ranges, kind)
     heap, offset_of = place(chunks, dataflow.platform.alignment)
     offsets = {e.value.id: offset_of.get(e.chunk, 0) for e in events}
@@ -68,6 +68,12 @@ def simulate(dataflow: Dataflow, schedule: Schedule) -> Assignment:
     return Assignment(
         heap + tables, heap, tables, live_peak, step, live_by_step, offsets, events, kind, ranges
     )
+
+
+def table_bytes(dataflow: Dataflow, kind: dict[int, str]) -> int:
+    """Bytes of the tuple tables that XLA puts beside the heap into one allocation, each aligned."""
+    alignment = dataflow.platform.alignment
+    return sum(-(-b.bytes // alignment) * alignment for b in dataflow.buffers if kind[b.id] == "tuple")
 
 
 # -- which buffers go to the heap ----------------------------------------------------------------------------
@@ -157,6 +163,7 @@ class _Allocation:
         self.idle = [(a, b) for a, (b, _, _) in zip(ends, self.busy, strict=False) if b > a]
         if ends[-1] < self.ranges.steps:
             self.idle.append((ends[-1], self.ranges.steps))
+        self.longest = max((b - a for a, b in self.idle), default=-1)
 
 
 def _reuse(
@@ -169,8 +176,11 @@ def _reuse(
 ) -> _Allocation | None:
     """The allocation that XLA would put ``buffer`` into: an operand's, else the smallest that is idle."""
     spans = [(ranges.start[v.id], ranges.end[v.id], v) for v in buffer.values]
+    longest = max(end - start for start, end, _ in spans)  # type: ignore[operator]
 
     def fits(allocation: _Allocation) -> bool:
+        if longest > allocation.longest:
+            return False
         if allocation.bytes < buffer.bytes or (live_out and allocation.bytes != buffer.bytes):
             return False
         for start, end, _ in spans:
@@ -190,7 +200,7 @@ def _reuse(
                 if allocation is not None and fits(allocation):
                     return allocation
     for allocation in reversed(allocations):
-        if fits(allocation):
+        if longest <= allocation.longest and fits(allocation):
             return allocation
     return None
 

@@ -11,13 +11,18 @@ from hlo_memopt.liveness.dataflow import Dataflow
 from hlo_memopt.liveness.ranges import Schedule
 from hlo_memopt.options import Options
 from hlo_memopt.pack.assignment import Assignment, simulate
+from hlo_memopt.planner.floor import lower_bound
 from hlo_memopt.planner.problems import ProblemBuilder
 from hlo_memopt.platforms import Platform, platform as platform_named
 from hlo_memopt.rewrite import put_schedule
-from hlo_memopt.schedule.search import OPTIMAL, search
+from hlo_memopt.schedule.search import OPTIMAL, search, smoothed
 
 # How often the buffers that lie in idle allocations are looked at anew: where they lie depends on the order.
 _ROUNDS = {"fast": 1, "default": 2, "max": 4}
+
+# Share of the heap lost to fragmentation that is worth another look
+_WASTE = 0.002
+_FLOOR_CUTS = {"fast": 4, "default": 12, "max": 400}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,12 +103,15 @@ def plan_module(data: bytes, platform: str = "cpu", options: Options | None = No
         raise ValueError(f"module {module.name!r} has no schedule")
     dataflow = Dataflow(module, target)
     given = _Candidate(module.schedule, simulate(dataflow, module.schedule))
-    best, bound, timed_out = given, 0, False
+    best, timed_out = given, False
     if options.reorder and given.assignment.temp:
         deadline = None if options.time_limit is None else started + options.time_limit
-        best, bound, timed_out = _improve(dataflow, given, options, deadline)
+        best, timed_out = _improve(dataflow, given, options, deadline)
     if not _worth_it(target, given.assignment.temp, best.assignment.temp):
         best = given
+    bound = 0
+    if best.assignment.temp:
+        bound = lower_bound(dataflow, best.schedule, best.assignment.kind, _FLOOR_CUTS[options.effort])
     return _make_plan(module, target, options, given, best, bound, timed_out, started)
 
 
@@ -114,7 +122,7 @@ def _worth_it(target: Platform, before: int, after: int) -> bool:
 
 def _improve(
     dataflow: Dataflow, given: _Candidate, options: Options, deadline: float | None
-) -> tuple[_Candidate, int, bool]:
+) -> tuple[_Candidate, bool]:
     best, timed_out = given, False
     for _ in range(_ROUNDS[options.effort]):
         kind = best.assignment.kind
@@ -126,7 +134,7 @@ def _improve(
         best = found
         if timed_out:
             break
-    return best, 0, timed_out
+    return best, timed_out
 
 
 def _round(
@@ -144,11 +152,23 @@ def _round(
         schedule[computation_id] = item.expand(result.orders[0])
         if computation_id == dataflow.module.entry.id:
             for order in result.orders:
-                candidate = {**schedule, computation_id: item.expand(order)}
-                assignment = simulate(dataflow, candidate)
-                if assignment.temp < best.assignment.temp:
-                    best = _Candidate(candidate, assignment)
+                candidate = _simulated(dataflow, {**schedule, computation_id: item.expand(order)})
+                if _fragmented(candidate.assignment):
+                    order = smoothed(item.problem, order, options.effort, deadline)
+                    other = _simulated(dataflow, {**schedule, computation_id: item.expand(order)})
+                    candidate = min(candidate, other, key=lambda c: c.assignment.temp)
+                if candidate.assignment.temp < best.assignment.temp:
+                    best = candidate
     return best, timed_out
+
+
+def _simulated(dataflow: Dataflow, schedule: Schedule) -> _Candidate:
+    return _Candidate(schedule, simulate(dataflow, schedule))
+
+
+def _fragmented(assignment: Assignment) -> bool:
+    """Whether XLA's placement wastes enough to look for an order that packs better."""
+    return assignment.heap - assignment.live_peak > _WASTE * assignment.heap
 
 
 def _make_plan(

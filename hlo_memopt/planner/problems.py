@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hlo_memopt.hlo.graph import Computation, Instruction
 from hlo_memopt.liveness.dataflow import Buffer as HloBuffer
-from hlo_memopt.liveness.dataflow import Dataflow
+from hlo_memopt.liveness.dataflow import Dataflow, Value
 from hlo_memopt.liveness.ranges import Schedule, flattened_callees, is_use
 from hlo_memopt.liveness.sharing import can_share
 from hlo_memopt.schedule.problem import Buffer, Problem
@@ -80,6 +80,10 @@ class ProblemBuilder:
         """Scheduled computations that hold buffers of their own, callees before callers."""
         return [c for c in reversed(self.dataflow.visited) if c in self.schedule]
 
+    def owned(self, computation_id: int) -> list[HloBuffer]:
+        """The buffers of a computation's problem, in its order."""
+        return self._owned[computation_id]
+
     def build(self, computation_id: int, peaks: dict[int, int]) -> ComputationProblem:
         """The problem of one computation; ``peaks``: bytes that each callee needs at its peak."""
         computation = self.dataflow.module.computations[computation_id]
@@ -131,7 +135,7 @@ class ProblemBuilder:
             node_of[instruction_id] = v
         return clusters, node_of
 
-    def _node(self, computation_id: int, instruction: Instruction, node_of: dict[int, int]) -> int | None:
+    def node(self, computation_id: int, instruction: Instruction, node_of: dict[int, int]) -> int | None:
         """The node of ``computation_id`` in which ``instruction`` runs (its call site, if it is nested)."""
         while instruction.computation.id != computation_id:
             site = self.dataflow.call_site.get(instruction.computation.id)
@@ -146,10 +150,10 @@ class ProblemBuilder:
             writers: set[int] = set()
             touching: set[int] = set()
             for value in buffer.values:
-                w = self._node(computation_id, value.instruction, node_of)
+                w = self.node(computation_id, value.instruction, node_of)
                 if w is not None:
                     writers.add(w)
-                touching.update(self._touching(computation_id, value, node_of))
+                touching.update(self.touching(computation_id, value, node_of))
             touching |= writers
             last_writer = -1
             since: list[int] = []
@@ -162,16 +166,16 @@ class ProblemBuilder:
                 else:
                     since.append(v)
 
-    def _touching(self, computation_id: int, value, node_of: dict[int, int]) -> set[int]:  # type: ignore[no-untyped-def]
+    def touching(self, computation_id: int, value: Value, node_of: dict[int, int]) -> set[int]:
         """Nodes at which a value is seen or used."""
         nodes: set[int] = set()
         for where, index in value.positions:
-            v = self._node(computation_id, where, node_of)
+            v = self.node(computation_id, where, node_of)
             if v is not None:
                 nodes.add(v)
             for user in where.computation.users[where.id]:
                 if any(o == where.id and is_use(user, k, index) for k, o in enumerate(user.operands)):
-                    u = self._node(computation_id, user, node_of)
+                    u = self.node(computation_id, user, node_of)
                     if u is not None:
                         nodes.add(u)
         return nodes
@@ -186,10 +190,10 @@ class ProblemBuilder:
             nodes: set[int] = set()
             live_out = False
             for value in owned.values:
-                w = self._node(computation_id, value.instruction, node_of)
+                w = self.node(computation_id, value.instruction, node_of)
                 assert w is not None
                 defined.append(w)
-                nodes |= self._touching(computation_id, value, node_of)
+                nodes |= self.touching(computation_id, value, node_of)
                 live_out |= any(p.is_root and p.computation.id == computation_id for p, _ in value.positions)
             producer = min(defined)
             nodes.update(defined)

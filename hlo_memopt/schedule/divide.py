@@ -8,111 +8,108 @@ whose peak is below the target needs no work.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hlo_memopt.schedule.cuts import CutFinder
-from hlo_memopt.schedule.problem import Buffer, Problem, usage_profile
+from hlo_memopt.schedule.flat import Flat
 
 
 @dataclass
 class Work:
-    """What may still be spent: cuts, counted, so that every machine does the same; ``deadline`` is a safety net."""
+    """What may still be spent: nodes of the flow networks solved, counted, so that every machine does the same.
 
-    cuts: int
+    ``deadline`` (time.perf_counter) is a safety net.
+    """
+
+    budget: int
     deadline: float | None = None
     spent: int = 0
     timed_out: bool = False
 
-    def take(self) -> bool:
-        """Whether one more cut may be made; books it."""
-        if self.spent >= self.cuts or self.timed_out:
+    def take(self, amount: int) -> bool:
+        """Book ``amount``; whether it was still to be had."""
+        if self.spent >= self.budget or self.timed_out:
             return False
         if self.deadline is not None and time.perf_counter() > self.deadline:
             self.timed_out = True
             return False
-        self.spent += 1
+        self.spent += amount
         return True
 
-
-@dataclass(frozen=True)
-class Part:
-    """Nodes of a larger problem as a problem of their own; ``base``: bytes alive throughout that none of them touches."""
-
-    problem: Problem
-    nodes: list[int]
-    base: int
+    @property
+    def exhausted(self) -> bool:
+        """Whether `take` has begun to refuse."""
+        return self.timed_out or self.spent >= self.budget
 
 
-def restrict(problem: Problem, before: set[int], nodes: Sequence[int]) -> Part:
-    """The part of ``problem`` that orders ``nodes`` after ``before`` has run (down-closed) and before the rest."""
-    local = {v: i for i, v in enumerate(nodes)}
-    base = 0
-    buffers: list[Buffer] = []
-    index: dict[int, int] = {}
-    for j, b in enumerate(problem.buffers):
-        started = b.producer < 0 or b.producer in before
-        if not started and b.producer not in local:
-            continue
-        mine = tuple(local[c] for c in b.consumers if c in local)
-        later = b.live_out or any(c not in local and c not in before for c in b.consumers)
-        if started and not mine:
-            base += b.size if later else 0
-            continue
-        if started and later:
-            base += b.size
-            continue
-        index[j] = len(buffers)
-        buffers.append(Buffer(b.size, -1 if started else local[b.producer], mine, later))
-    preds = tuple(tuple(local[p] for p in problem.preds[v] if p in local) for v in nodes)
-    transient = tuple(problem.transient[v] for v in nodes)
-    reuse = tuple(
-        (local[v], index[b], index[c]) for v, b, c in problem.reuse if v in local and b in index and c in index
-    )
-    return Part(Problem(len(nodes), preds, tuple(buffers), transient, reuse), list(nodes), base)
-
-
-def divide(problem: Problem, order: Sequence[int], work: Work, target: int = 0) -> tuple[list[int], int]:
+def divide(flat: Flat, order: np.ndarray, work: Work, target: int = 0) -> tuple[np.ndarray, int]:
     """An order whose peak is at most that of ``order``, and a bound on the peak of every order of this problem.
 
-    ``target``: a peak that is low enough.
+    ``target``: a peak that is low enough. Bytes.
     """
-    best = list(order)
+    best = np.asarray(order, dtype=np.int64)
     bound = 0
-    if problem.n < 3:
+    if flat.n < 3:
         return best, bound
     finder: CutFinder | None = None
     tried: set[int] = set()
+    profile = flat.profile(best)
     while True:
-        profile = usage_profile(problem, best)
         at = int(profile.argmax())
-        peak = int(profile[at])
-        node = best[at]
-        if peak <= max(bound, target) or node in tried:
-            break
-        if not work.take():
-            break
+        peak, node = int(profile[at]), int(best[at])
+        if peak <= max(bound, target) or node in tried or not work.take(flat.n + len(flat.size)):
+            return best, bound
         if finder is None:
-            finder = CutFinder(problem)
+            finder = CutFinder(flat)
         cut = finder.cut(node)
         bound = max(bound, cut.bound)
         if peak <= bound:
-            break
-        first = [v for v in best if cut.before[v]]
-        rest = [v for v in best if not cut.before[v] and v != node]
-        halves: list[int] = []
-        done: set[int] = set()
-        for nodes in (first, [node], rest):
-            if len(nodes) > 2:
-                part = restrict(problem, done, nodes)
-                local, _ = divide(part.problem, range(len(nodes)), work, max(bound, target) - part.base)
-                nodes = [part.nodes[i] for i in local]
-            halves += nodes
-            done.update(nodes)
-        new_peak = int(usage_profile(problem, halves).max())
-        if new_peak < peak:
-            best = halves
+            return best, bound
+        others = best[best != node]
+        inside = cut.before[others]
+        before = np.zeros(flat.n, dtype=bool)
+        first = _improve_part(flat, before, others[inside], work, max(bound, target))
+        before[first] = before[node] = True
+        rest = _improve_part(flat, before, others[~inside], work, max(bound, target))
+        new = np.concatenate([first, [node], rest])
+        new_profile = flat.profile(new)
+        if int(new_profile.max()) < peak:
+            best, profile = new, new_profile
             tried.clear()
         else:
             tried.add(node)
-    return best, bound
+
+
+def _improve_part(flat: Flat, before: np.ndarray, nodes: np.ndarray, work: Work, target: int) -> np.ndarray:
+    if len(nodes) < 3:
+        return nodes
+    part, base = flat.part(before, nodes)
+    local, _ = divide(part, np.arange(len(nodes)), work, target - base)
+    return nodes[local]
+
+
+def smooth(flat: Flat, order: np.ndarray, work: Work, above: int) -> np.ndarray:
+    """Lower the profile of a good order wherever it is higher than ``above`` bytes, not only at its peak.
+
+    Each side of a peak is a problem of its own, divided again, and so on. The peak does not rise; with less alive
+    beside it, the buffers pack better.
+    """
+    order = np.asarray(order, dtype=np.int64)
+    pending = [(0, len(order))]
+    while pending:
+        low, high = pending.pop()
+        if high - low < 3:
+            continue
+        before = np.zeros(flat.n, dtype=bool)
+        before[order[:low]] = True
+        part, base = flat.part(before, order[low:high])
+        local, _ = divide(part, np.arange(high - low), work)
+        order[low:high] = order[low:high][local]
+        profile = part.profile(local)
+        at = int(profile.argmax())
+        if int(profile[at]) + base < above or work.exhausted:
+            continue
+        pending += [(low + at + 1, high), (low, low + at)]
+    return order

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from hlo_memopt.schedule.construct import backward_greedy_order, depth_first_order, greedy_order
-from hlo_memopt.schedule.divide import Work, divide
-from hlo_memopt.schedule.problem import Problem, peak
+import numpy as np
 
-# effort -> cuts that one start may spend
-_CUTS = {"fast": 60, "default": 400, "max": 4000}
+from hlo_memopt.schedule.construct import backward_greedy_order, depth_first_order, greedy_order
+from hlo_memopt.schedule.divide import Work, divide, smooth
+from hlo_memopt.schedule.flat import Flat
+from hlo_memopt.schedule.problem import Problem
+
+# effort -> (flow-network nodes that all starts together may spend, whole-problem cuts that are always allowed)
+_BUDGET = {"fast": (100_000, 10), "default": (400_000, 40), "max": (10_000_000, 400)}
+
+# `smoothed` works on what is alive above this share of the peak
+_NEAR_PEAK = 0.9
 
 # an order is called optimal within this share of its bound
 OPTIMAL = 1.001
@@ -24,41 +28,51 @@ class OrderResult:
     orders: list[list[int]]
     peak: int
     bound: int
-    cuts: int
+    work: int
     timed_out: bool
 
 
 def search(problem: Problem, effort: str = "default", deadline: float | None = None) -> OrderResult:
     """Good orders of ``problem``, whose given order is 0..n-1. Deterministic while ``deadline`` does not bite.
 
-    Raises nothing: the given order is always among the candidates.
+    The given order is always among the starts, so the result is never worse.
     """
-    given = list(range(problem.n))
-    starts: list[Callable[[Problem], list[int]]] = [
-        depth_first_order, backward_greedy_order, greedy_order
-    ]  # fmt: skip
-    found = [(peak(problem, given), 0, given)]
-    for i, construct in enumerate(starts):
-        order = construct(problem)
-        found.append((peak(problem, order), i + 1, order))
-    found.sort(key=lambda f: f[:2])
-    bound = cuts = 0
+    if problem.n == 0:
+        return OrderResult([[]], 0, 0, 0, False)
+    flat = Flat.of(problem)
+    starts = [np.arange(problem.n)]
+    starts += [np.array(f(problem)) for f in (depth_first_order, backward_greedy_order, greedy_order)]
+    found = sorted(
+        ((int(flat.profile(o).max()), i, o) for i, o in enumerate(starts)), key=lambda f: f[:2]
+    )
+    nodes, whole = _BUDGET[effort]
+    total = max(nodes, whole * (problem.n + len(problem.buffers)))
+    bound = spent = 0
     timed_out = False
-    improved: list[tuple[int, int, list[int]]] = []
-    for _, i, order in found:
-        if deadline is not None and time.perf_counter() > deadline:
-            timed_out = True
-            improved.append((peak(problem, order), i, order))
-            continue
-        work = Work(_CUTS[effort], deadline=deadline)
-        better, floor = divide(problem, order, work, target=bound)
+    improved: list[tuple[int, int, np.ndarray]] = []
+    for rank, (_, i, order) in enumerate(found):
+        done = bool(improved) and improved[0][0] <= OPTIMAL * bound
+        # once an order is proven optimal, further ones are only there to be packed: spend little on them
+        share = (total - spent) // (8 if done else max(1, len(found) - rank))
+        work = Work(share, deadline=deadline)
+        better, floor = divide(flat, order, work, target=bound)
         timed_out |= work.timed_out
         bound = max(bound, floor)
-        cuts += work.spent
-        improved.append((peak(problem, better), i, better))
-    improved.sort(key=lambda f: f[:2])
+        spent += work.spent
+        improved.append((int(flat.profile(better).max()), i, better))
+        improved.sort(key=lambda f: f[:2])
     orders: list[list[int]] = []
-    for _, _, order in improved:
-        if order not in orders:
-            orders.append(order)
-    return OrderResult(orders, improved[0][0], min(bound, improved[0][0]), cuts, timed_out)
+    for peak, _, order in improved:
+        if peak <= 1.05 * improved[0][0] and order.tolist() not in orders:
+            orders.append(order.tolist())
+    return OrderResult(orders, improved[0][0], min(bound, improved[0][0]), spent, timed_out)
+
+
+def smoothed(problem: Problem, order: list[int], effort: str = "default", deadline: float | None = None) -> list[int]:
+    """The same peak with less alive near it: see `divide.smooth`."""
+    flat = Flat.of(problem)
+    given = np.array(order)
+    peak = int(flat.profile(given).max())
+    work = Work(_BUDGET[effort][0] // 4, deadline=deadline)
+    better = smooth(flat, given, work, above=int(_NEAR_PEAK * peak))
+    return better.tolist() if int(flat.profile(better).max()) <= peak else order

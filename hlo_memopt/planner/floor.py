@@ -1,0 +1,204 @@
+"""A floor for temp under every order: minimum cuts on a problem in which nothing is counted that XLA might save.
+
+Beside the heap XLA has places that cost no temp: the allocations of results and of donated parameters while they
+are idle, one temporary at a time in each. The floor grants that saving wherever it could be had:
+
+ - An allocation of a donated parameter is idle from the parameter's last reader to the writer of the result. Where a
+   temporary q is made by such a reader and read by the writer (XLA's copy of the parameter), q is alive whenever
+   the allocation is idle: the saving is taken off q's bytes, exactly where the cut pays for q.
+ - Any other allocation that may be idle while v runs lowers v's bound by the largest temporary that fits it.
+
+Inside called computations operands may die early: what a call brings up is counted without them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlo_memopt.hlo.graph import Instruction
+from hlo_memopt.liveness.dataflow import Buffer, Dataflow, Value
+from hlo_memopt.liveness.inplace import in_place_pairs
+from hlo_memopt.liveness.ranges import Schedule, flattened_callees
+from hlo_memopt.pack.assignment import table_bytes
+from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
+from hlo_memopt.schedule.cuts import CutFinder
+from hlo_memopt.schedule.flat import Flat
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """An allocation that may hold a temporary: after ``readers`` have run and before ``writer`` has."""
+
+    readers: frozenset[int]
+    writer: int
+    saving: int
+
+
+def lower_bound(dataflow: Dataflow, schedule: Schedule, kind: dict[int, str], cuts: int) -> int:
+    """Bytes that the temp of no order falls below. ``schedule``: a good order; the cuts look where its peak is.
+
+    ``kind``: of each buffer, see `pack.assignment.Assignment`. ``cuts``: how many minimum cuts a computation may cost.
+    """
+    builder = ProblemBuilder(dataflow, schedule, lambda b: kind[b.id] in ("heap", "in-allocation"))
+    floors: dict[int, int] = {}
+    for computation_id in builder.computations():
+        item = builder.build(computation_id, {})
+        is_entry = computation_id == dataflow.module.entry.id
+        idle = _idle_allocations(dataflow, builder, item, kind) if is_entry else []
+        floors[computation_id] = _floor_of(dataflow, item, idle, floors, cuts, builder)
+    return floors[dataflow.module.entry.id] + table_bytes(dataflow, kind)
+
+
+def _floor_of(
+    dataflow: Dataflow,
+    item: ComputationProblem,
+    idle: list[_Idle],
+    floors: dict[int, int],
+    cuts: int,
+    builder: ProblemBuilder,
+) -> int:
+    problem = item.problem
+    if not problem.n or not problem.buffers:
+        return max((floors.get(c, 0) for v in item.clusters for c in _callees(item, v)), default=0)
+    flat = Flat.of(problem)
+    size = flat.size.copy()
+    rest: list[_Idle] = []
+    for place in idle:
+        q = _always_alive(problem.buffers, size, place)
+        if q is None:
+            rest.append(place)
+        else:
+            size[q] -= place.saving
+    flat = dataclasses.replace(flat, size=size)
+    own = flat.own_bytes()
+    for v, cluster in enumerate(item.clusters):
+        callees = _callees(item, cluster)
+        if callees:
+            nested = max(floors.get(c, 0) for c in callees)
+            own[v] = max(int(own[v]), nested - _may_die_inside(dataflow, item, builder, v))
+    return _best_cut(flat, own, rest, cuts)
+
+
+def _best_cut(flat: Flat, own: np.ndarray, idle: list[_Idle], cuts: int) -> int:
+    """The largest bound over the nodes at and near the peaks of the given order."""
+    if not flat.size.sum():
+        return 0
+    finder = CutFinder(flat, own)
+    profile = flat.profile(np.arange(flat.n))
+    bound = 0
+    for v in np.argsort(-profile, kind="stable")[:cuts].tolist():
+        if profile[v] <= bound:
+            break
+        saving = sum(place.saving for place in idle)
+        if saving:
+            before, after = _reach(flat.edge_to, flat.edge_from, v), _reach(flat.edge_from, flat.edge_to, v)
+            saving = sum(p.saving for p in idle if p.writer not in before and not p.readers & after)
+        if profile[v] - saving <= bound:
+            continue
+        bound = max(bound, finder.cut(v).bound - saving)
+    return bound
+
+
+def _reach(tails: np.ndarray, heads: np.ndarray, start: int) -> set[int]:
+    """Nodes that can be reached from ``start`` (itself included) along tail -> head."""
+    order = np.argsort(tails, kind="stable")
+    tails, heads = tails[order], heads[order]
+    seen, stack = {start}, [start]
+    while stack:
+        v = stack.pop()
+        lo, hi = np.searchsorted(tails, [v, v + 1])
+        for w in heads[lo:hi].tolist():
+            if w not in seen:
+                seen.add(w)
+                stack.append(w)
+    return seen
+
+
+def _callees(item: ComputationProblem, cluster: list[int]) -> list[int]:
+    by_id = item.computation.by_id
+    return [c for i in cluster for c in flattened_callees(by_id[i])]
+
+
+def _idle_allocations(
+    dataflow: Dataflow, builder: ProblemBuilder, item: ComputationProblem, kind: dict[int, str]
+) -> list[_Idle]:
+    """Allocations of results and donated parameters that some order leaves idle for a while."""
+    entry = dataflow.module.entry
+    aliased = {(a.parameter, a.parameter_index) for a in dataflow.module.aliases}
+    out = {dataflow.buffer_of[v.id].id for v in dataflow.trees[entry.root_id].values()}
+    temporaries = np.sort(np.array([b.size for b in item.problem.buffers], dtype=np.int64))
+    node_of = {i: v for v, cluster in enumerate(item.clusters) for i in cluster}
+    found: list[_Idle] = []
+    for buffer in dataflow.buffers:
+        if kind[buffer.id] not in ("parameter", "live-out") or any(v.shape.is_tuple for v in buffer.values):
+            continue
+        given = [v for v in buffer.values if _is_entry_parameter(v, entry.id)]
+        if given and (buffer.id not in out or not all((v.instruction.parameter_number, v.index) in aliased for v in given)):
+            continue
+        made = [v for v in buffer.values if v not in given]
+        if not made:
+            continue
+        fitting = int(np.searchsorted(temporaries, buffer.bytes, side="right"))
+        if not fitting:
+            continue
+        readers = frozenset().union(*(builder.touching(entry.id, v, node_of) for v in given)) - {
+            node_of[v.instruction.id] for v in given
+        }
+        writer = min(builder.node(entry.id, v.instruction, node_of) for v in made)  # type: ignore[type-var]
+        assert writer is not None
+        if writer in readers and given:
+            continue  # read until it is overwritten: never idle
+        found.append(_Idle(readers, writer, int(temporaries[fitting - 1])))
+    return found
+
+
+def _is_entry_parameter(value: Value, entry: int) -> bool:
+    return value.instruction.opcode == "parameter" and value.instruction.computation.id == entry
+
+
+def _always_alive(buffers, size: np.ndarray, place: _Idle) -> int | None:  # type: ignore[no-untyped-def]
+    """A temporary that is alive whenever ``place`` is idle and still large enough to take its saving."""
+    for j, b in enumerate(buffers):
+        if b.producer in place.readers and place.writer in b.consumers and size[j] >= place.saving:
+            return j
+    return None
+
+
+def _may_die_inside(dataflow: Dataflow, item: ComputationProblem, builder: ProblemBuilder, v: int) -> int:
+    """Bytes of buffers that a call reads and that need not be alive at the peak inside."""
+    total = 0
+    for j, b in enumerate(item.problem.buffers):
+        if v in b.consumers and not _held_throughout(dataflow, item, builder.owned(item.computation.id)[j], v):
+            total += b.size
+    return total
+
+
+def _held_throughout(dataflow: Dataflow, item: ComputationProblem, buffer: Buffer, v: int) -> bool:
+    """Whether some value of the buffer is alive at every step of the loop that node ``v`` runs."""
+    by_id = item.computation.by_id
+    loop = next((by_id[i] for i in item.clusters[v] if by_id[i].opcode == "while"), None)
+    if loop is None:
+        return False
+    body = dataflow.module.computations[loop.called[0]]
+    at_start, at_end = dataflow.trees[body.parameters[0].id], dataflow.trees[body.root_id]
+    for index, value in dataflow.trees[loop.id].items():
+        if dataflow.buffer_of[value.id] is buffer:
+            first, last = at_start[index], at_end[index]
+            if first is last or _updated_in_place(dataflow, first, last):
+                return True
+    return False
+
+
+def _updated_in_place(dataflow: Dataflow, first: Value, last: Value) -> bool:
+    """Whether ``last`` is ``first`` after in-place updates only."""
+    value = last
+    while value is not first:
+        source: Instruction = value.instruction
+        pair = next((p for p in in_place_pairs(source) if p.output_index == value.index), None)
+        if pair is None or source.opcode == "parameter":
+            return False
+        value = dataflow.trees[source.operands[pair.operand]][pair.operand_index]
+    return True
