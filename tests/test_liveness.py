@@ -21,7 +21,7 @@ def simulated(data: bytes, name: str = "cpu") -> tuple[Module, Dataflow, Assignm
 
 
 def xla_slices(case: Compiled, module: Module) -> dict[tuple[str, tuple[int, ...]], tuple[str, int, int]]:
-    """(instruction, shape index) -> (kind of allocation, offset, size), from XLA's proto; thread-local ones left out."""
+    """(instruction, shape index) -> (kind of allocation, offset, size), from XLA's proto; no thread-local ones."""
     names = {i.id: i.name for c in module.computations.values() for i in c.instructions}
     logical = {b.id: b for b in case.assignment.logical_buffers}
     slices = {}
@@ -44,7 +44,7 @@ def case(request) -> Compiled:
 
 
 def test_temp_equals_xla(case: Compiled) -> None:
-    _, dataflow, ours = simulated(case.module)
+    ours = simulated(case.module)[2]
     tables = sum(k == "tuple" for k in ours.kind.values())
     # XLA puts tables and heap one behind the other in an order of its own: the last one's padding is not counted
     assert abs(ours.temp - case.temp) < ALIGNMENT * (1 + bool(tables))
@@ -99,7 +99,7 @@ def test_live_peak_is_the_largest_sum_of_the_intervals(case: Compiled) -> None:
 
 
 def test_no_two_live_values_overlap(case: Compiled) -> None:
-    _, dataflow, ours = simulated(case.module)
+    ours = simulated(case.module)[2]
     for n, a in enumerate(ours.events):
         for b in ours.events[:n]:
             if a.chunk != b.chunk and a.start < b.end and b.start < a.end:

@@ -194,8 +194,8 @@ def _random(key, x):  # type: ignore[no-untyped-def]
 
 def _linalg(x):  # type: ignore[no-untyped-def]
     a = x @ x.T + 10 * jnp.eye(x.shape[0])
-    l = jnp.linalg.cholesky(a)
-    return jax.scipy.linalg.solve_triangular(l, x, lower=True), jnp.linalg.eigh(a)[0]
+    lower = jnp.linalg.cholesky(a)
+    return jax.scipy.linalg.solve_triangular(lower, x, lower=True), jnp.linalg.eigh(a)[0]
 
 
 def _unrolled(xs):  # type: ignore[no-untyped-def]

@@ -191,7 +191,7 @@ class Dataflow:
     def _async_start(self, instruction: Instruction) -> Tree:
         """((operands), results, contexts)"""
         operands = [self.trees[o] for o in instruction.operands]
-        parts = [((0, n), tree) for n, tree in enumerate(operands)]
+        parts: list[tuple[ShapeIndex, Tree]] = [((0, n), tree) for n, tree in enumerate(operands)]
         callee = self.module.computations[instruction.called[0]]
         if callee.id in self.module.schedule:
             parts.append(((1,), self._call(instruction, callee.id, operands)))

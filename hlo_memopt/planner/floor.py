@@ -136,7 +136,8 @@ def _idle_allocations(
         if kind[buffer.id] not in ("parameter", "live-out") or any(v.shape.is_tuple for v in buffer.values):
             continue
         given = [v for v in buffer.values if _is_entry_parameter(v, entry.id)]
-        if given and (buffer.id not in out or not all((v.instruction.parameter_number, v.index) in aliased for v in given)):
+        donated = all((v.instruction.parameter_number, v.index) in aliased for v in given)
+        if given and not (donated and buffer.id in out):
             continue
         made = [v for v in buffer.values if v not in given]
         if not made:

@@ -13,7 +13,8 @@ from hlo_memopt.options import Options
 from hlo_memopt.pack.assignment import Assignment, simulate
 from hlo_memopt.planner.floor import lower_bound
 from hlo_memopt.planner.problems import ProblemBuilder
-from hlo_memopt.platforms import Platform, platform as platform_named
+from hlo_memopt.platforms import Platform
+from hlo_memopt.platforms import platform as platform_named
 from hlo_memopt.rewrite import put_schedule
 from hlo_memopt.schedule.search import OPTIMAL, search, smoothed
 

@@ -21,8 +21,8 @@ from hlo_memopt.schedule.problem import Buffer, Problem
 ORDERED = frozenset({
     "all-gather", "all-gather-done", "all-gather-start", "all-reduce", "all-reduce-done", "all-reduce-start",
     "all-to-all", "async-done", "async-start", "async-update", "collective-broadcast", "collective-permute",
-    "collective-permute-done", "collective-permute-start", "infeed", "outfeed", "partition-id-none", "ragged-all-to-all",
-    "recv", "recv-done", "reduce-scatter", "rng-get-and-update-state", "send", "send-done",
+    "collective-permute-done", "collective-permute-start", "infeed", "outfeed", "ragged-all-to-all", "recv",
+    "recv-done", "reduce-scatter", "rng-get-and-update-state", "send", "send-done",
 })  # fmt: skip
 _PASSES_ON = frozenset({"get-tuple-element", "bitcast"})
 

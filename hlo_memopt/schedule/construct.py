@@ -13,7 +13,7 @@ def greedy_order(problem: Problem) -> list[int]:
     The rule is that of XLA's ListMemoryScheduler (after Sarkar's list scheduling): a buffer counts as freed by a
     node that is its last remaining consumer. Ties: the node that stands first in the given numbering.
     """
-    producers, consumers, left, new_bytes = _tables(problem)
+    consumers, left, new_bytes = _tables(problem)
     missing = [len(p) for p in problem.preds]
     freed = [0] * problem.n
 
@@ -98,7 +98,7 @@ def backward_greedy_order(problem: Problem) -> list[int]:
 
 def depth_first_order(problem: Problem) -> list[int]:
     """Post-order from the sinks, the operand whose subgraph holds more bytes first (XLA's DFSMemoryScheduler)."""
-    _, _, _, new_bytes = _tables(problem)
+    _, _, new_bytes = _tables(problem)
     weight = [0] * problem.n
     for v in range(problem.n):
         weight[v] = new_bytes[v]
@@ -141,16 +141,15 @@ def _topological(problem: Problem) -> list[int]:
     return out
 
 
-def _tables(problem: Problem) -> tuple[list[list[int]], list[list[int]], list[set[int]], list[int]]:
-    producers: list[list[int]] = [[] for _ in range(problem.n)]
+def _tables(problem: Problem) -> tuple[list[list[int]], list[set[int]], list[int]]:
+    """By node: buffers it reads; by buffer: its readers; by node: bytes it brings up."""
     consumers: list[list[int]] = [[] for _ in range(problem.n)]
     left: list[set[int]] = []
     new_bytes = list(problem.transient)
     for j, b in enumerate(problem.buffers):
         left.append(set(b.consumers))
         if b.producer >= 0:
-            producers[b.producer].append(j)
             new_bytes[b.producer] += b.size
         for c in set(b.consumers):
             consumers[c].append(j)
-    return producers, consumers, left, new_bytes
+    return consumers, left, new_bytes

@@ -57,7 +57,7 @@ def divide(flat: Flat, order: np.ndarray, work: Work, target: int = 0) -> tuple[
     tried: set[int] = set()
     profile = flat.profile(best)
     while True:
-        at = int(profile.argmax())
+        at = int(np.argmax(profile))
         peak, node = int(profile[at]), int(best[at])
         if peak <= max(bound, target) or node in tried or not work.take(flat.n + len(flat.size)):
             return best, bound
@@ -108,7 +108,7 @@ def smooth(flat: Flat, order: np.ndarray, work: Work, above: int) -> np.ndarray:
         local, _ = divide(part, np.arange(high - low), work)
         order[low:high] = order[low:high][local]
         profile = part.profile(local)
-        at = int(profile.argmax())
+        at = int(np.argmax(profile))
         if int(profile[at]) + base < above or work.exhausted:
             continue
         pending += [(low + at + 1, high), (low, low + at)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hlo_memopt.schedule.problem import Problem
+from hlo_memopt.schedule.problem import Buffer, Problem
 
 Ints = np.ndarray
 
@@ -58,6 +58,26 @@ class Flat:
             np.array(problem.transient, dtype=np.int64),
             reuse[:, 0], reuse[:, 1], reuse[:, 2],
         )  # fmt: skip
+
+    def to_problem(self) -> Problem:
+        """Back to the readable form (for the exact solvers; parts are small)."""
+        preds: list[list[int]] = [[] for _ in range(self.n)]
+        for a, b in zip(self.edge_from.tolist(), self.edge_to.tolist(), strict=True):
+            preds[b].append(a)
+        users: list[list[int]] = [[] for _ in range(len(self.size))]
+        for j, v in zip(self.use_buffer.tolist(), self.use_node.tolist(), strict=True):
+            if v != self.producer[j]:
+                users[j].append(v)
+        buffers = tuple(
+            Buffer(s, p, tuple(u), o)
+            for s, p, u, o in zip(
+                self.size.tolist(), self.producer.tolist(), users, self.live_out.tolist(), strict=True
+            )
+        )
+        reuse = tuple(
+            zip(self.reuse_node.tolist(), self.reuse_from.tolist(), self.reuse_to.tolist(), strict=True)
+        )
+        return Problem(self.n, tuple(tuple(p) for p in preds), buffers, tuple(self.transient.tolist()), reuse)
 
     def profile(self, order: Ints) -> Ints:
         """Bytes in use at each step of ``order``; the same figure as `problem.usage_profile`."""

@@ -8,11 +8,21 @@ import numpy as np
 
 from hlo_memopt.schedule.construct import backward_greedy_order, depth_first_order, greedy_order
 from hlo_memopt.schedule.divide import Work, divide, smooth
+from hlo_memopt.schedule.exact import solve_exact
 from hlo_memopt.schedule.flat import Flat
 from hlo_memopt.schedule.problem import Problem
+from hlo_memopt.schedule.windows import WindowBudget, improve_windows
 
 # effort -> (flow-network nodes that all starts together may spend, whole-problem cuts that are always allowed)
 _BUDGET = {"fast": (100_000, 10), "default": (400_000, 40), "max": (10_000_000, 400)}
+
+_WINDOWS = {
+    "fast": WindowBudget(windows=0, nodes=0, states=0, programs=0),
+    "default": WindowBudget(windows=24, nodes=24, states=4_000, programs=1),
+    "max": WindowBudget(windows=400, nodes=40, states=100_000, programs=20, ilp_nodes=16),
+}
+# problems up to this size are solved exactly, by the dynamic program
+_SMALL, _SMALL_STATES = 40, 50_000
 
 # `smoothed` works on what is alive above this share of the peak
 _NEAR_PEAK = 0.9
@@ -61,6 +71,15 @@ def search(problem: Problem, effort: str = "default", deadline: float | None = N
         spent += work.spent
         improved.append((int(flat.profile(better).max()), i, better))
         improved.sort(key=lambda f: f[:2])
+    if problem.n <= _SMALL and improved[0][0] > bound:
+        exact = solve_exact(problem, max_states=_SMALL_STATES, upper_bound=improved[0][0])
+        if exact.order is not None:
+            improved.insert(0, (exact.peak, len(starts), np.array(exact.order)))
+        bound = max(bound, min(exact.bound, improved[0][0]))
+    best = improved[0]
+    if best[0] > OPTIMAL * bound and _WINDOWS[effort].windows and not timed_out:
+        better = improve_windows(flat, best[2], bound, _WINDOWS[effort])
+        improved.insert(0, (int(flat.profile(better).max()), best[1], better))
     orders: list[list[int]] = []
     for peak, _, order in improved:
         if peak <= 1.05 * improved[0][0] and order.tolist() not in orders:

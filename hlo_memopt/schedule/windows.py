@@ -1,0 +1,94 @@
+"""Exact solution of short stretches of an order around its peak.
+
+A window keeps what stands before and behind it and orders its own nodes anew with least peak: by the dynamic program
+over down-closed sets (`exact`), and where that grows too large by the MODeL integer program (`model_ilp`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlo_memopt.schedule.exact import solve_exact
+from hlo_memopt.schedule.flat import Flat
+from hlo_memopt.schedule.model_ilp import solve_order
+
+
+@dataclass(frozen=True)
+class WindowBudget:
+    """``nodes`` a window; ``states`` of the dynamic program; ``programs`` integer programs of ``ilp_nodes`` nodes."""
+
+    windows: int
+    nodes: int
+    states: int
+    programs: int
+    ilp_nodes: int = 12
+    branches: int = 200
+
+
+def improve_windows(flat: Flat, order: np.ndarray, bound: int, budget: WindowBudget) -> np.ndarray:
+    """``order`` with windows around its peak solved exactly, as long as that lowers the peak towards ``bound``."""
+    best = np.asarray(order, dtype=np.int64)
+    programs = budget.programs
+    left = budget.windows
+    while left > 0:
+        profile = flat.profile(best)
+        at = int(np.argmax(profile))
+        if int(profile[at]) <= bound:
+            break
+        better = None
+        # the peak in the middle of the window, near its end, near its start
+        for ahead in (budget.nodes // 2, budget.nodes - 2, 1):
+            left -= 1
+            low = max(0, at - ahead)
+            better, asked = _solve(flat, best, low, min(flat.n, low + budget.nodes), budget, programs > 0)
+            programs -= asked
+            if better is not None or left <= 0:
+                break
+        if better is None:
+            break
+        best = better
+    return best
+
+
+def _solve(
+    flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget, may_ask: bool
+) -> tuple[np.ndarray | None, int]:
+    """The order with [low, high) solved anew if that lowers the window's peak, and integer programs used."""
+    nodes = order[low:high]
+    if len(nodes) < 3:
+        return None, 0
+    before = np.zeros(flat.n, dtype=bool)
+    before[order[:low]] = True
+    part, base = flat.part(before, nodes)
+    peak = int(part.profile(np.arange(part.n)).max()) + base
+    found = solve_exact(part.to_problem(), max_states=budget.states, upper_bound=peak, fixed=base)
+    if found.order is not None:
+        new = order.copy()
+        new[low:high] = nodes[list(found.order)]
+        return new, 0
+    if found.proven or not may_ask:
+        return None, 0
+    return _ask_program(flat, order, low, high, budget), 1
+
+
+def _ask_program(flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget) -> np.ndarray | None:
+    """The integer program on a shorter window around the peak."""
+    profile = flat.profile(order)
+    at = low + int(np.argmax(profile[low:high]))
+    low = max(low, at - budget.ilp_nodes // 2)
+    high = min(high, low + budget.ilp_nodes)
+    nodes = order[low:high]
+    before = np.zeros(flat.n, dtype=bool)
+    before[order[:low]] = True
+    part, base = flat.part(before, nodes)
+    given = list(range(part.n))
+    result = solve_order(
+        part.to_problem(), incumbent=given, fixed=base, max_nodes=budget.branches, max_seconds=10.0
+    )
+    if result.order is None or list(result.order) == given:
+        return None
+    new = order.copy()
+    new[low:high] = nodes[list(result.order)]
+    return new

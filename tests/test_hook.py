@@ -1,0 +1,384 @@
+"""The hook: which modules it takes, and what happens when something of ours, or XLA, fails."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+
+import hook_fakes as fakes
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import hlo_memopt
+from hlo_memopt.errors import DonationLostError, MemoryLimitError, PlanError, RejectedError
+from hlo_memopt.hook import callback, registry, scope, seam
+
+STRICT = hlo_memopt.Options(strict=True)
+
+
+def program(x):
+    """Enough independent work that there is another order."""
+    parts = [jnp.sin(x + i) @ x for i in range(4)]
+    return sum(p.sum() for p in parts), parts[0] @ parts[3]
+
+
+def fresh(body=program):
+    """A function that JAX has not compiled before."""
+
+    def step(x):
+        return body(x)
+
+    return step
+
+
+X = np.linspace(0, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+
+
+@pytest.fixture
+def planner():
+    with fakes.installed() as fake:
+        yield fake
+
+
+def assert_same(left, right):
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def warnings_of(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == "hlo_memopt" and r.levelno >= logging.WARNING]
+
+
+def test_rewritten_order_is_the_compiled_order(planner):
+    plain = jax.jit(fresh()).lower(X).compile()
+    ours = hlo_memopt.jit(fresh()).lower(X).compile()
+    assert planner.names() == [f"jit_step{registry.registry.tag(hlo_memopt.Options())}"]
+    assert planner.calls[0].platform == "cpu"
+    before, after = (fakes.entry_order(c.runtime_executable()) for c in (plain, ours))
+    assert sorted(before) == sorted(after) and before != after
+    assert_same(plain(X), ours(X))
+
+
+def test_plain_jit_is_left_alone(planner):
+    jax.jit(fresh())(X)
+    assert planner.calls == []
+
+
+def test_unchanged_plan_leaves_the_module(planner):
+    planner.changed = False
+    planner.rewrite = fakes.garbage  # must not even be asked for
+    assert_same(hlo_memopt.jit(fresh(), options=STRICT)(X), jax.jit(fresh())(X))
+    assert len(planner.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "rewrite", [fakes.garbage, fakes.wrong_ids, fakes.backwards, lambda data: b"", lambda data: None]
+)
+def test_broken_rewrite_never_reaches_xla(planner, caplog, rewrite):
+    planner.rewrite = rewrite
+    with registry.registry.collecting() as records:
+        result = hlo_memopt.jit(fresh())(X)
+    assert_same(result, jax.jit(fresh())(X))
+    assert len(records) == 1 and records[0].seen and not records[0].rewritten and records[0].error is not None
+    (message,) = warnings_of(caplog)
+    assert "jit_step__memopt_" in message and type(records[0].error).__name__ in message
+    with pytest.raises(PlanError, match="jit_step") as caught:
+        hlo_memopt.jit(fresh(), options=STRICT)(X)
+    assert caught.value.__cause__ is not None and not isinstance(caught.value, RejectedError)
+
+
+def test_failing_planner(planner, caplog):
+    planner.fail = ZeroDivisionError("no plan today")
+    assert_same(hlo_memopt.jit(fresh())(X), jax.jit(fresh())(X))
+    (message,) = warnings_of(caplog)
+    assert "ZeroDivisionError: no plan today" in message and "jit_step__memopt_" in message
+    with pytest.raises(PlanError, match="no plan today") as caught:
+        hlo_memopt.jit(fresh(), options=STRICT)(X)
+    assert caught.value.__cause__ is planner.fail
+    planner.fail = None  # a failure is no lasting harm
+    assert_same(hlo_memopt.jit(fresh(), options=STRICT)(X), jax.jit(fresh())(X))
+
+
+def test_failing_check(caplog):
+    def refuse(original, rewritten):
+        assert original != rewritten
+        raise ValueError("a read after its overwrite")
+
+    with fakes.installed(check=refuse):
+        assert_same(hlo_memopt.jit(fresh())(X), jax.jit(fresh())(X))
+        (message,) = warnings_of(caplog)
+        assert "a read after its overwrite" in message
+        with pytest.raises(PlanError, match="a read after its overwrite"):
+            hlo_memopt.jit(fresh(), options=STRICT)(X)
+
+
+@pytest.mark.parametrize("rewrite", [fakes.backwards, fakes.wrong_ids, fakes.garbage])
+def test_rejection_by_xla_ends_in_a_plain_compile(planner, caplog, monkeypatch, rewrite):
+    monkeypatch.setattr(callback, "verify_rewrite", lambda original, rewritten: None)
+    planner.rewrite = rewrite
+    with registry.registry.collecting() as records:
+        result = hlo_memopt.jit(fresh())(X)
+    assert_same(result, jax.jit(fresh())(X))
+    assert records[0].rewritten and not records[0].kept
+    assert len(planner.calls) == 1  # not planned again in the plain compile
+    (message,) = warnings_of(caplog)
+    assert "RejectedError" in message and "jit_step__memopt_" in message
+    with pytest.raises(RejectedError) as caught:
+        hlo_memopt.jit(fresh(), options=STRICT)(X)
+    assert isinstance(caught.value.__cause__, jax.errors.JaxRuntimeError)
+
+
+def test_donation_is_never_lost(planner, caplog, monkeypatch):
+    """jaxlib 0.10.2 forgets which outputs lie in donated arguments once a hook rewrites a module."""
+    monkeypatch.setattr(callback, "_donation_lost", set())
+    registry.registry._said.discard("donation lost")
+    if not callback.loses_donation("cpu"):
+        real = seam._stat
+        monkeypatch.setattr(seam, "_stat", lambda e, *figure: 0.0 if figure else real(e))
+    for _ in range(2):
+        with registry.registry.collecting() as records:
+            compiled = hlo_memopt.jit(lambda x: x + x @ x, donate_argnums=0).lower(X).compile()
+        assert compiled.memory_analysis().alias_size_in_bytes == X.nbytes
+        assert not records[0].kept and "forgets" in str(records[0].error)
+    assert len(planner.calls) <= 1  # found out at most once
+    (message,) = warnings_of(caplog)
+    assert "do not donate" in message
+    with pytest.raises(DonationLostError):
+        hlo_memopt.jit(lambda x: x + x @ x, donate_argnums=0, options=STRICT).lower(X).compile()
+    assert_same(hlo_memopt.jit(fresh(), options=STRICT)(X), jax.jit(fresh())(X))  # others are planned as before
+
+
+def test_limit_is_raised_without_strict(planner, caplog):
+    planner.fail = MemoryLimitError("needs 2 GiB, has 1")
+    with pytest.raises(MemoryLimitError, match="needs 2 GiB") as caught:
+        hlo_memopt.jit(fresh())(X)
+    assert caught.value is planner.fail and warnings_of(caplog) == []
+
+
+def test_interrupt_stays_an_interrupt(planner):
+    planner.fail = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        hlo_memopt.jit(fresh())(X)
+
+
+def test_error_of_the_users_own_is_not_retried(planner, monkeypatch):
+    """A compile that fails without our doing fails as it does in plain JAX, also if planning had failed before."""
+    planner.changed = False
+    for fail in (None, ValueError("planner")):
+        planner.fail = fail
+        planner.calls.clear()
+        with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+            hlo_memopt.jit(fresh(), compiler_options={"no_such_option": "1"})(X)
+
+    tries = []
+
+    def failing(module):
+        tries.append(module)
+        raise RuntimeError("the compiler is ill")
+
+    failed = registry.Compile("jit_step", hlo_memopt.Options(), error=ValueError("planner"))
+    with pytest.raises(RuntimeError, match="the compiler is ill"):
+        seam._try(failing, jax.jit(fresh()).lower(X).compiler_ir(), failed, "cpu")
+    tries.clear()
+    module = jax.jit(fresh()).lower(X).compiler_ir()
+    with pytest.raises(RuntimeError, match="the compiler is ill"):
+        seam._compile(failing, jax.devices()[0].client, module, "jit_step", hlo_memopt.Options())
+    assert len(tries) == 1
+
+
+def test_verify_keeps_the_better(planner, monkeypatch):
+    options = hlo_memopt.Options(verify=True)
+    kept = {}
+    for ours, plain in [(50.0, 100.0), (100.0, 100.0), (150.0, 100.0)]:
+        figures = iter([ours, plain])
+        monkeypatch.setattr(seam, "_stat", lambda executable, figures=figures: next(figures))
+        with registry.registry.collecting() as records:
+            compiled = hlo_memopt.jit(fresh(), options=options).lower(X).compile()
+        kept[ours] = fakes.entry_order(compiled.runtime_executable())
+        assert records[0].kept is (ours < plain)
+    untouched = fakes.entry_order(jax.jit(fresh()).lower(X).compile().runtime_executable())
+    assert kept[100.0] == kept[150.0] == untouched != kept[50.0]
+
+
+def test_verify_reads_xlas_own_figure(planner):
+    executable = jax.jit(fresh()).lower(X).compile()
+    assert seam._stat(executable.runtime_executable()) == executable.memory_analysis().temp_size_in_bytes > 0
+
+
+def test_backend_without_a_hook(planner, caplog, monkeypatch):
+    monkeypatch.setattr(callback, "_registered", set())
+    import jax.extend.xla as jex
+
+    def refuse(*args, **kwargs):
+        raise RuntimeError("no such plugin")
+
+    monkeypatch.setattr(jex, "register_hlo_module_transformation", refuse)
+    registry.registry._said.discard("no hook on cpu")
+    for _ in range(2):
+        assert_same(hlo_memopt.jit(fresh())(X), jax.jit(fresh())(X))
+    (message,) = warnings_of(caplog)  # once for the platform
+    assert "no such plugin" in message
+    with pytest.raises(PlanError, match="no such plugin"):
+        hlo_memopt.jit(fresh(), options=STRICT)(X)
+    assert planner.calls == []
+
+
+def test_hook_that_is_not_called(planner, caplog, monkeypatch):
+    monkeypatch.setattr(registry.registry, "claim", lambda data: None)
+    registry.registry._said.discard("no hook on cpu")
+    assert_same(hlo_memopt.jit(fresh())(X), jax.jit(fresh())(X))
+    assert "did not call the hook" in warnings_of(caplog)[0]
+    with pytest.raises(PlanError, match="did not call the hook"):
+        hlo_memopt.jit(fresh(), options=STRICT)(X)
+
+
+def test_without_the_seam_names_decide(planner, monkeypatch):
+    """Where JAX's private function is not as known: tagged names, and optimizing() where the thread is the caller's."""
+    hlo_memopt.jit(fresh())(X)  # the hook is registered
+    monkeypatch.setattr(seam, "_installed", False)
+    data = []
+    monkeypatch.setattr(planner, "rewrite", lambda d: data.append(d) or fakes.another_order(d))
+    hlo_memopt.jit(fresh())(X)
+    planner.calls.clear()
+    assert callback.transform(data[0], platform="cpu") == fakes.another_order(data[0])
+    assert planner.names() == [registry.module_name(data[0])]
+    renamed = fakes.proto.parse_module(data[0])
+    renamed.name = "jit_other"
+    assert callback.transform(fakes.proto.serialize(renamed), platform="cpu") is None
+    with scope.inside(scope.Scope(hlo_memopt.Options())):
+        assert callback.transform(fakes.proto.serialize(renamed), platform="cpu") is not None
+
+
+def test_without_marks_names_decide(planner, monkeypatch):
+    monkeypatch.setattr(seam, "_marked", lambda module, record: module)
+    assert_same(hlo_memopt.jit(fresh())(X), jax.jit(fresh())(X))
+    assert len(planner.calls) == 1
+    # A module that XLA rejects is not rewritten again in the plain compile, which the callback knows by name, too.
+    monkeypatch.setattr(callback, "verify_rewrite", lambda original, rewritten: None)
+    planner.rewrite = fakes.backwards
+    assert_same(hlo_memopt.jit(fresh())(X), jax.jit(fresh())(X))
+    assert len(planner.calls) == 2
+
+
+def test_seam_needs_a_known_signature(monkeypatch, caplog):
+    from jax._src import compiler
+
+    def other(module, backend):
+        raise AssertionError("not to be called")
+
+    monkeypatch.setattr(seam, "_tried", False)
+    monkeypatch.setattr(seam, "_installed", False)
+    monkeypatch.setattr(compiler, "backend_compile_and_load", other)
+    with caplog.at_level(logging.DEBUG, logger="hlo_memopt"):
+        seam.install()
+    assert not seam.installed() and compiler.backend_compile_and_load is other
+    assert any("not as known" in r.getMessage() for r in caplog.records)
+
+
+def test_seam_is_installed_once(planner):
+    from jax._src import compiler
+
+    hlo_memopt.jit(fresh())(X)
+    before = compiler.backend_compile_and_load
+    seam.install()
+    assert compiler.backend_compile_and_load is before and seam.installed()
+
+
+def test_mark_is_a_copys(planner):
+    lowered = hlo_memopt.jit(fresh()).lower(X)
+    text = lowered.as_text()
+    compiled = lowered.compile()
+    assert lowered.as_text() == text and registry.MARK not in text
+    assert registry.MARK in compiled.as_text()  # XLA did get it
+
+
+def test_mark_joins_other_attributes(planner):
+    from jax.extend.mlir import ir
+
+    module = jax.jit(fresh()).lower(X).compiler_ir()
+    with module.context:
+        other = ir.DictAttr.get({"whose": ir.StringAttr.get("somebody else's")})
+        module.operation.attributes["mhlo.frontend_attributes"] = other
+    record = registry.Compile("jit_step", hlo_memopt.Options(), number=7)
+    marked = str(seam._marked(module, record))
+    assert record.marked and "somebody else's" in marked and f'{registry.MARK} = "000007"' in marked
+    assert registry.MARK not in str(module) and "mhlo.num_partitions" in marked
+
+
+def test_threads_compile_modules_of_one_name(planner):
+    """Eight tagged and eight plain functions of one name at once: each module is planned with its own options."""
+    seen = {}
+    start = threading.Barrier(4)
+    real = planner.rewrite
+
+    def rewrite(data):
+        order = real(data)
+        seen.setdefault(registry.module_name(data), []).append(order)
+        return order
+
+    planner.rewrite = rewrite
+    options = [hlo_memopt.Options(), hlo_memopt.Options(effort="max")]
+
+    def one(n):
+        if n < 4:
+            start.wait()
+        body = lambda x: (program(x), x * n)  # noqa: E731 (n in the module)
+        if n % 2:
+            return jax.jit(fresh(body))(X)
+        return hlo_memopt.jit(fresh(body), options=options[n // 2 % 2])(X)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(one, range(16)))
+    for n, (values, scaled) in enumerate(results):
+        assert_same(values, jax.jit(fresh())(X))
+        np.testing.assert_array_equal(scaled, X * n)
+    names = [f"jit_step{registry.registry.tag(o)}" for o in options]
+    assert sorted(planner.names()) == sorted(names * 4)
+    assert {c.module: c.options for c in planner.calls} == dict(zip(names, options, strict=True))
+    assert registry.registry._active == {}
+
+
+def test_optimizing_is_one_threads(planner):
+    """A plain compile on another thread stays plain while a module of the same name is being optimized."""
+    inside, done = threading.Event(), threading.Event()
+    real = planner.rewrite
+
+    def slow(data):
+        inside.set()
+        assert done.wait(30)
+        return real(data)
+
+    planner.rewrite = slow
+
+    def optimized():
+        with hlo_memopt.optimizing():
+            return jax.jit(fresh())(X)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(optimized)
+        try:
+            assert inside.wait(30)
+            plain = jax.jit(fresh())(X)
+        finally:
+            done.set()
+        assert_same(future.result(), plain)
+    assert planner.names() == ["jit_step"]
+
+
+def test_plans_newest_first(planner):
+    for effort in ("fast", "max"):
+        hlo_memopt.jit(fresh(), options=hlo_memopt.Options(effort=effort))(X)
+    newest, older = hlo_memopt.plans()[:2]
+    assert (newest.options.effort, older.options.effort) == ("max", "fast")
+    assert newest.module.startswith("jit_step__memopt_")
+    assert len(hlo_memopt.plans()) <= 100
+
+
+def test_module_name_and_claim_of_foreign_bytes():
+    assert registry.module_name(b"") == registry.module_name(b"\x12\x01a") == ""
+    long = b"\x0a\xc8\x01" + b"n" * 200 + b"\x12\x01a"
+    assert registry.module_name(long) == "n" * 200
+    assert registry.registry.claim(b"whatever") is None
