@@ -2,7 +2,7 @@
 
 >>> step = hlo_memopt.jit(train_step, donate_argnums=0)
 
-Planning needs numba, scipy and protobuf; they are imported when the first module is planned.
+Planning needs scipy, mip and protobuf; they are imported when the first module is planned.
 """
 
 from __future__ import annotations

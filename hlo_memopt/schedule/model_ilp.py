@@ -79,10 +79,9 @@ class _Program:
         self.problem, self.unit, self.mip = problem, unit, mip
         self.limits = {"max_nodes": max_nodes} | ({} if max_seconds is None else {"max_seconds": max_seconds})
         m = self.m = mip.Model(sense=mip.MINIMIZE, solver_name=mip.CBC)
-        m.verbose = 0
-        m.threads = 1
-        m.seed = 1
-        m.max_mip_gap = 0.0
+        m.verbose, m.threads, m.seed, m.max_mip_gap = 0, 1, 1, 0.0
+        m.cuts = 0  # these programs solve faster without, and CBC's odd-wheel cuts can crash (seen with cbcbox 2.935)
+        m.lp_method = mip.LP_Method.DUAL
         n = problem.n
         self.buffers = problem.buffers
         self.anc = anc = ancestor_masks(n, problem.preds)
@@ -91,9 +90,7 @@ class _Program:
         self.asap = [anc[v].bit_count() for v in range(n)]
         self.alap = [n - 1 - self.desc[v].bit_count() for v in range(n)]
         self.X = [[self._x(v, s) for s in range(n)] for v in range(n)]
-        self.M = m.add_var(name="M", var_type=mip.INTEGER)
-        # objective:  min M
-        m.objective = self.M
+        m.objective = self.M = m.add_var(name="M", var_type=mip.INTEGER)  # objective:  min M
         self._order_rows()
         # readers that can be the last one: no other reader is their descendant
         self.last = [
@@ -359,14 +356,18 @@ def solve_joint(
     for i in blocks:
         m += A[i] + sizes[i] // unit <= program.M
     mirrored = alignment > 1
+
+    def const(term: Any) -> int | None:
+        return term if isinstance(term, int) else None
+
     for at, i in enumerate(blocks):
         for j in blocks[at + 1 :]:
-            both = [program.plus(p, q) for p, q in zip(L[i], L[j], strict=True) if not (_zero(p) or _zero(q))]
+            both = [program.plus(p, q) for p, q in zip(L[i], L[j], strict=True) if 0 not in (const(p), const(q))]
             if not both or never_meet(problem, program.anc, i, j):
                 continue  # precedence: never in memory together, no pair
             r = shared.get((i, j))
             below, above = (m.add_var(name=f"{k}_{i}_{j}", var_type=program.mip.BINARY) for k in "ab")
-            if any(isinstance(t, int) and t == 2 for t in both) and r is None:
+            if r is None and 2 in map(const, both):
                 # always together:  a[i,j] + b[i,j] = 1
                 m += below + above == 1
                 if not mirrored:
@@ -400,7 +401,3 @@ def solve_joint(
             split = tuple(offsets[:count]), tuple(offsets[count:])
             return IlpResult(order, value, min(bound, value), bound >= value, nodes, *split)
     return IlpResult(None, -1, bound, bound >= limit, nodes)
-
-
-def _zero(term: Any) -> bool:
-    return isinstance(term, int) and term == 0
