@@ -93,28 +93,51 @@ def _rewrite(data: bytes, platform: str, compile_: Compile) -> bytes | None:
     from hlo_memopt.planner import plan as planner
 
     compile_.platform = platform
-    compile_.aliased = bool(parse_module(data).input_output_alias.entries)
-    if compile_.aliased and loses_donation(platform):
-        raise donation_lost(platform)
-    plan = planner.plan_module(data, platform, compile_.options)
+    aliases = parse_module(data).input_output_alias
+    compile_.aliased = bool(aliases.entries)
+    carried = compile_.aliased and loses_donation(platform)
+    given = _carried(data, platform, compile_) if carried else data
+    plan = planner.plan_module(given, platform, compile_.options)
+    if carried:
+        from hlo_memopt.hook import donation
+
+        plan = donation.against(plan, data)
     compile_.plan = plan
     registry.remember(plan)
     if not plan.changed:
         return None
-    rewritten = plan.apply(data)
-    verify_rewrite(data, rewritten)
+    rewritten = plan.apply(given)
+    verify_rewrite(given, rewritten)
     compile_.rewritten = compile_.kept = True
+    compile_.carried = aliases if carried else None
     return rewritten
+
+
+def _carried(data: bytes, platform: str, compile_: Compile) -> bytes:
+    """The module in the form that keeps donation where XLA forgets it; only for a seam that is sure to get it back."""
+    from hlo_memopt.hook import donation
+
+    if platform != "cpu" or not (_is_0_10() and compile_.reloadable and compile_.marked):
+        raise donation_lost(platform)
+    try:
+        return donation.prepared(data)
+    except ValueError as error:
+        raise donation_lost(platform) from error
 
 
 def loses_donation(platform: str) -> bool:
     """Whether XLA drops the aliasing of donated arguments and outputs from a module that a hook returns.
 
     jaxlib 0.10.2 replaces the entry computation and thereby resets it; 0.12 does not. Others are found out by the seam.
+    On CPU there is a way around it, see ``donation``.
     """
+    return platform in _donation_lost or _is_0_10()
+
+
+def _is_0_10() -> bool:
     import jaxlib
 
-    return platform in _donation_lost or jaxlib.__version__.startswith("0.10.")
+    return jaxlib.__version__.startswith("0.10.")
 
 
 def donation_lost(platform: str) -> DonationLostError:

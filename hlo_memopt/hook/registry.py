@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hlo_memopt.options import Options
 
@@ -54,6 +54,8 @@ class Compile:
     raised: bool = False  # the callback failed the compile on purpose, because of ``error``
     platform: str = ""  # as the callback knows it
     aliased: bool = False  # outputs lie in donated arguments
+    reloadable: bool = False  # the seam can serialize the executable and load it again
+    carried: Any = None  # the module's aliasing, if XLA got it in another form, see ``donation``
     rewritten: bool = False  # XLA got another module from us
     kept: bool = False  # the executable in use is the rewritten one
     plan: Plan | None = None

@@ -10,6 +10,7 @@ The seam
     may be compiled by two threads), by which the callback knows it on any thread; names stay as they are;
   * has the hook registered by then for the backend in use, which ``jit`` at import time could not do without starting
     backends too early;
+  * makes of an executable whose module ``donation`` had to carry one that keeps donated arguments;
   * compiles the untouched module if XLA rejects the rewritten one or forgets donated arguments in it, and, with
     ``verify`` and on TPU, to keep the better;
   * raises what ``strict`` and limits have to raise, as Python exceptions with their cause.
@@ -73,19 +74,41 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         if name is None or options is None:
             _say_if_inlined(module)
             return original(backend, module, *args, **kwargs)
-        return _compile(lambda m: original(backend, m, *args, **kwargs), backend, module, name, options)
+        reload = _reloading(backend, *args, **kwargs)
+        return _compile(lambda m: original(backend, m, *args, **kwargs), backend, module, name, options, reload)
 
     return backend_compile_and_load
 
 
-def _compile(compile_with: Callable[[Any], Any], backend: Any, module: Any, name: str, options: Options) -> Any:
+def _reloading(
+    backend: Any, executable_devices: Any = None, options: Any = None, host_callbacks: Any = (), **others: Any
+) -> Callable[[bytes], Any] | None:
+    """How to load an executable of this compile that was serialized; None: it cannot be, or not safely."""
+    if executable_devices is None or options is None or host_callbacks or others:
+        return None
+    if type(backend).__name__ != "Client" or not hasattr(backend, "deserialize_executable"):
+        return None  # a compile for a topology without devices
+    return lambda data: backend.deserialize_executable(data, executable_devices, options)
+
+
+def _compile(
+    compile_with: Callable[[Any], Any],
+    backend: Any,
+    module: Any,
+    name: str,
+    options: Options,
+    reload: Callable[[bytes], Any] | None = None,
+) -> Any:
     """Compile a module that is ours; ``compile_with`` compiles a module as JAX would have."""
     platform = str(getattr(backend, "platform", ""))
     executable = None
     with registry.compiling(name, options) as record:
+        record.reloadable = reload is not None
         failure = _register(backend, platform)
         if failure is None:
             executable, failure = _try(compile_with, module, record, platform)
+        if record.carried is not None and executable is not None:
+            executable, failure = _restored(executable, record, reload)
     if failure is not None:
         record.error, record.kept = failure, False
         if options.strict:
@@ -119,11 +142,34 @@ def _try(
         failure = RejectedError(f"XLA did not compile the rewritten module {record.name}: {error}")
         failure.__cause__ = error
         return None, failure
-    if record.rewritten and record.aliased and _stat(executable, "alias_size_in_bytes") == 0:
+    if record.carried is None and record.rewritten and record.aliased and not _aliases(executable):
         return None, callback.donation_lost(record.platform)
     if not record.seen:
         return executable, RuntimeError(f"XLA on {platform!r} did not call the hook")
     return executable, None
+
+
+def _restored(
+    executable: Any, record: Compile, reload: Callable[[bytes], Any] | None
+) -> tuple[Any, Exception | None]:
+    """The executable that keeps donation; never the one given, which must not be run. Else what failed."""
+    from hlo_memopt.hook import donation
+
+    try:
+        if reload is None:
+            raise ValueError("the executable cannot be loaded again")
+        restored = donation.restore(executable, record.carried, reload)
+        if not _aliases(restored):
+            raise ValueError("XLA still knows of no donation")
+        return restored, None
+    except Exception as error:
+        failure = callback.donation_lost(record.platform)
+        failure.__cause__ = error
+        return None, failure
+
+
+def _aliases(executable: Any) -> bool:
+    return _stat(executable, "alias_size_in_bytes") != 0
 
 
 def _register(backend: Any, platform: str) -> Exception | None:

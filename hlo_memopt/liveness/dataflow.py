@@ -307,7 +307,6 @@ _RULES = {
     "tuple": Dataflow._tuple,
     "get-tuple-element": Dataflow._element,
     "bitcast": Dataflow._forward,
-    "optimization-barrier": Dataflow._forward,
     "opt-barrier": Dataflow._forward,
     "add-dependency": Dataflow._forward,
     "domain": Dataflow._forward,

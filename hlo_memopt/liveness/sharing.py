@@ -15,9 +15,9 @@ ELEMENTWISE = frozenset({
     "clamp", "clz", "compare", "complex", "convert", "copy", "copy-start", "copy-done", "cosine", "cosh",
     "count-leading-zeros", "divide", "erf", "exponential", "exponential-minus-one", "floor", "imag", "is-finite",
     "log", "log-plus-one", "logistic", "map", "maximum", "minimum", "multiply", "negate", "not", "or",
-    "optimization-barrier", "popcnt", "power", "real", "reduce-precision", "remainder", "round-nearest-afz",
+    "opt-barrier", "popcnt", "power", "real", "reduce-precision", "remainder", "round-nearest-afz",
     "round-nearest-even", "rsqrt", "select", "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign",
-    "sine", "sinh", "sqrt", "stochastic-convert", "subtract", "tan", "tanh", "xor", "rng", "rng-bit-generator-none",
+    "sine", "sinh", "sqrt", "stochastic-convert", "subtract", "tan", "tanh", "xor", "rng",
     "constant", "iota",
 })  # fmt: skip
 

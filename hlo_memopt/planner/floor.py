@@ -27,6 +27,8 @@ from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.flat import Flat
 
+_NEVER = -1  # the writer of an allocation that is not written again
+
 
 @dataclass(frozen=True)
 class _Idle:
@@ -46,8 +48,7 @@ def lower_bound(dataflow: Dataflow, schedule: Schedule, kind: dict[int, str], cu
     floors: dict[int, int] = {}
     for computation_id in builder.computations():
         item = builder.build(computation_id, {})
-        is_entry = computation_id == dataflow.module.entry.id
-        idle = _idle_allocations(dataflow, builder, item, kind) if is_entry else []
+        idle = _idle_allocations(dataflow, builder, item, kind)
         floors[computation_id] = _floor_of(dataflow, item, idle, floors, cuts, builder)
     return floors[dataflow.module.entry.id] + table_bytes(dataflow, kind)
 
@@ -125,39 +126,37 @@ def _callees(item: ComputationProblem, cluster: list[int]) -> list[int]:
 def _idle_allocations(
     dataflow: Dataflow, builder: ProblemBuilder, item: ComputationProblem, kind: dict[int, str]
 ) -> list[_Idle]:
-    """Allocations of results and donated parameters that some order leaves idle for a while."""
-    entry = dataflow.module.entry
+    """Allocations of results and donated parameters that some order of this computation leaves idle for a while.
+
+    In the entry: before a result is written, after a donated parameter was last read. In a loop or a branch: between
+    the last reader of the value that came in and the writer of the one that goes out.
+    """
+    computation = item.computation
+    is_entry = computation.id == dataflow.module.entry.id
     aliased = {(a.parameter, a.parameter_index) for a in dataflow.module.aliases}
-    out = {dataflow.buffer_of[v.id].id for v in dataflow.trees[entry.root_id].values()}
-    temporaries = np.sort(np.array([b.size for b in item.problem.buffers], dtype=np.int64))
+    temporaries = np.sort([b.bytes for b in dataflow.buffers if kind[b.id] in ("heap", "in-allocation")])
     node_of = {i: v for v, cluster in enumerate(item.clusters) for i in cluster}
     found: list[_Idle] = []
     for buffer in dataflow.buffers:
         if kind[buffer.id] not in ("parameter", "live-out") or any(v.shape.is_tuple for v in buffer.values):
             continue
-        given = [v for v in buffer.values if _is_entry_parameter(v, entry.id)]
-        donated = all((v.instruction.parameter_number, v.index) in aliased for v in given)
-        if given and not (donated and buffer.id in out):
+        given = [
+            v for v in buffer.values if v.instruction.opcode == "parameter" and v.instruction.computation is computation
+        ]
+        if is_entry and not all((v.instruction.parameter_number, v.index) in aliased for v in given):
             continue
-        made = [v for v in buffer.values if v not in given]
-        if not made:
-            continue
+        nodes = (builder.node(computation.id, v.instruction, node_of) for v in buffer.values if v not in given)
+        writers = [w for w in nodes if w is not None]
         fitting = int(np.searchsorted(temporaries, buffer.bytes, side="right"))
-        if not fitting:
+        if not fitting or not (given or writers):
             continue
-        readers = frozenset().union(*(builder.touching(entry.id, v, node_of) for v in given)) - {
-            node_of[v.instruction.id] for v in given
-        }
-        writer = min(builder.node(entry.id, v.instruction, node_of) for v in made)  # type: ignore[type-var]
-        assert writer is not None
-        if writer in readers and given:
+        readers = set().union(*(builder.touching(computation.id, v, node_of) for v in given))
+        readers -= {node_of[v.instruction.id] for v in given}
+        writer = min(writers, default=_NEVER)
+        if given and writer in readers:
             continue  # read until it is overwritten: never idle
-        found.append(_Idle(readers, writer, int(temporaries[fitting - 1])))
+        found.append(_Idle(frozenset(readers), writer, int(temporaries[fitting - 1])))
     return found
-
-
-def _is_entry_parameter(value: Value, entry: int) -> bool:
-    return value.instruction.opcode == "parameter" and value.instruction.computation.id == entry
 
 
 def _always_alive(buffers, size: np.ndarray, place: _Idle) -> int | None:  # type: ignore[no-untyped-def]

@@ -186,6 +186,7 @@ def _make_plan(
     names = {
         module.computations[c].name: [module.computations[c].by_id[i].name for i in order]
         for c, order in best.schedule.items()
+        if order and c in assignment.ranges.span
     }
     offsets = {
         (e.value.instruction.name, e.value.index): assignment.offsets[e.value.id] for e in assignment.events

@@ -83,7 +83,6 @@ class _Program:
         m.cuts = 0  # these programs solve faster without, and CBC's odd-wheel cuts can crash (seen with cbcbox 2.935)
         m.lp_method = mip.LP_Method.DUAL
         n = problem.n
-        self.buffers = problem.buffers
         self.anc = anc = ancestor_masks(n, problem.preds)
         self.desc = [sum(1 << w for w in range(n) if anc[w] >> v & 1) for v in range(n)]
         # Spans: asap(v) = number of ancestors, alap(v) = n - 1 - number of descendants.
@@ -149,7 +148,7 @@ class _Program:
 
     def _preserved(self, e: int) -> list[Any]:
         """P[e,s] for all s, with its rows; a column only where two or more readers may be the last one."""
-        b = self.buffers[e]
+        b = self.problem.buffers[e]
         if b.producer < 0 and not b.consumers and not b.live_out:
             return [1] + [0] * (self.problem.n - 1)  # live in and never read: problem.py has it at the first step
         row: list[Any] = []
@@ -201,9 +200,9 @@ class _Program:
 
         ``sizes``: bytes S of the buffers, then T of the nodes. ``R``: (output c, R[k,.]) for each reuse k.
         """
-        made = [t // self.unit for t in sizes[len(self.buffers) :]]
-        units = [size // self.unit for size in sizes[: len(self.buffers)]]
-        for size, b in zip(units, self.buffers, strict=True):
+        made = [t // self.unit for t in sizes[len(self.problem.buffers) :]]
+        units = [size // self.unit for size in sizes[: len(self.problem.buffers)]]
+        for size, b in zip(units, self.problem.buffers, strict=True):
             if b.producer >= 0:
                 made[b.producer] += size
         return self.total(
@@ -224,8 +223,7 @@ class _Program:
         if status in (names.INFEASIBLE, names.INT_INFEASIBLE):
             return False, limit, nodes
         bound = self.m.objective_bound
-        if bound is None or not low <= bound <= most:
-            bound = low
+        bound = low if bound is None or not low <= bound <= most else bound
         return self.m.num_solutions > 0, max(lower, min(limit, bytes_bound(bound, self.unit, step))), nodes
 
     def order(self) -> tuple[int, ...]:
@@ -263,8 +261,8 @@ def solve_order(
         return IlpResult(known, known_peak, known_peak, True)
     lower = max(lower_bound, static_bound(problem) + fixed)
     limits = [x for x in (upper_bound, None if known is None else known_peak) if x is not None]
-    everything = sum(b.size for b in problem.buffers) + max(problem.transient) + fixed
-    limit = min([*limits, everything + 1])
+    sizes = [b.size for b in problem.buffers] + list(problem.transient)
+    limit = min([*limits, sum(sizes) + fixed + 1])
 
     def result(order: tuple[int, ...] | None, value: int, bound: int, nodes: int) -> IlpResult:
         if order is None:
@@ -273,7 +271,6 @@ def solve_order(
 
     if lower >= limit:
         return result(known, known_peak, lower, 0)
-    sizes = [b.size for b in problem.buffers] + list(problem.transient)
     step, unit = unit_of(sizes)
     program = _Program(problem, unit, max_seconds, max_nodes)
     R = []
@@ -331,7 +328,7 @@ def solve_joint(
         return IlpResult(None, -1, lower, True)
     step, unit = unit_of(sizes + room)
     program = _Program(problem, unit, max_seconds, max_nodes)
-    m = program.m
+    m, const = program.m, lambda term: term if isinstance(term, int) else None
     most = (limit - fixed - 1) // step * step // unit
     # L[e,s] = C[e,s] + P[e,s]: e is in memory at s; for a node's transient block, C[v,s]
     L = [[program.c(b.producer, s) if b.producer >= 0 else 0 for s in range(n)] for b in problem.buffers]
@@ -356,10 +353,6 @@ def solve_joint(
     for i in blocks:
         m += A[i] + sizes[i] // unit <= program.M
     mirrored = alignment > 1
-
-    def const(term: Any) -> int | None:
-        return term if isinstance(term, int) else None
-
     for at, i in enumerate(blocks):
         for j in blocks[at + 1 :]:
             both = [program.plus(p, q) for p, q in zip(L[i], L[j], strict=True) if 0 not in (const(p), const(q))]
