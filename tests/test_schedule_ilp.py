@@ -251,6 +251,16 @@ def small_joint_cases(seeds: range) -> list[tuple[int, Problem, int]]:
     return out
 
 
+@pytest.mark.parametrize("seed", [7, 23, 41, 75, 99, 143, 439, 489, 783, 855, 909, 1061, 1107, 1125, 1171, 2719])
+def test_joint_reuse_chains(seed: int) -> None:
+    """Cases in which an output that lies next to its operand instead of on it would give a false arena."""
+    rng = random.Random(seed)
+    problem = alias_chain(rng, rng.randint(4, 7))
+    got = solve_joint(problem)
+    assert got.proven and got.peak == got.bound == brute_arena(problem)
+    check_packing(problem, got)
+
+
 @pytest.mark.parametrize(("seed", "problem", "align"), small_joint_cases(range(120)))
 def test_joint_equals_brute_force(seed: int, problem: Problem, align: int) -> None:
     least = brute_arena(problem, align)
@@ -326,7 +336,7 @@ def test_unsafe_early_updates_are_acyclic_and_more() -> None:
 @pytest.mark.parametrize(("kept", "edges"), [(4, ((1, 2),)), (5, ())])
 def test_an_update_frees_at_least_what_it_leaves(kept: int, edges: tuple[tuple[int, int], ...]) -> None:
     """0 makes a gradient of 4 bytes and goes on to 2; 1 turns the gradient into ``kept`` bytes that stay."""
-    buffers = (Buffer(4, 0, (1,)), Buffer(8, 0, (2,)), Buffer(kept, 1, (), True))
+    buffers = (Buffer(4, 0, (1,)), Buffer(8, 0, (2,)), Buffer(kept, 1, (), True), Buffer(9, 2, (), True))
     problem = Problem(3, ((), (0,), (0,)), buffers, (0, 0, 0))
     assert early_updates(problem, safe=False) == edges
     assert early_updates(problem) == ()  # no reuse pair: node 1 needs new bytes

@@ -14,6 +14,7 @@ Inside called computations operands may die early: what a call brings up is coun
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,7 @@ from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.flat import Flat
 
+_NEAR = 8  # nodes before and behind a binding one that are looked at
 _NEVER = -1  # the writer of an allocation that is not written again
 
 
@@ -39,17 +41,23 @@ class _Idle:
     saving: int
 
 
-def lower_bound(dataflow: Dataflow, schedule: Schedule, kind: dict[int, str], cuts: int) -> int:
-    """Bytes that the temp of no order falls below. ``schedule``: a good order; the cuts look where its peak is.
+def lower_bound(
+    dataflow: Dataflow, schedule: Schedule, kind: dict[int, str], cuts: int, binding: Set[int] = frozenset()
+) -> int:
+    """Bytes that the temp of no order falls below.
 
-    ``kind``: of each buffer, see `pack.assignment.Assignment`. ``cuts``: how many minimum cuts a computation may cost.
+    Args:
+      schedule: a good order; the cuts look where its peak is.
+      kind: of each buffer, see `pack.assignment.Assignment`.
+      cuts: how many minimum cuts a computation may cost, about.
+      binding: instructions whose cuts are likely to bind.
     """
     builder = ProblemBuilder(dataflow, schedule, lambda b: kind[b.id] in ("heap", "in-allocation"))
     floors: dict[int, int] = {}
     for computation_id in builder.computations():
         item = builder.build(computation_id, {})
         idle = _idle_allocations(dataflow, builder, item, kind)
-        floors[computation_id] = _floor_of(dataflow, item, idle, floors, cuts, builder)
+        floors[computation_id] = _floor_of(dataflow, item, idle, floors, cuts, binding, builder)
     return floors[dataflow.module.entry.id] + table_bytes(dataflow, kind)
 
 
@@ -59,47 +67,66 @@ def _floor_of(
     idle: list[_Idle],
     floors: dict[int, int],
     cuts: int,
+    binding: Set[int],
     builder: ProblemBuilder,
 ) -> int:
     problem = item.problem
-    if not problem.n or not problem.buffers:
-        return max((floors.get(c, 0) for v in item.clusters for c in _callees(item, v)), default=0)
+    nested = [max((floors.get(c, 0) for c in _callees(item, cluster)), default=0) for cluster in item.clusters]
+    if not problem.buffers:
+        return max(nested, default=0)
     flat = Flat.of(problem)
-    size = flat.size.copy()
-    rest: list[_Idle] = []
-    for place in idle:
-        q = _always_alive(problem.buffers, size, place)
-        if q is None:
-            rest.append(place)
-        else:
-            size[q] -= place.saving
-    flat = dataclasses.replace(flat, size=size)
-    own = flat.own_bytes()
-    for v, cluster in enumerate(item.clusters):
-        callees = _callees(item, cluster)
-        if callees:
-            nested = max(floors.get(c, 0) for c in callees)
-            own[v] = max(int(own[v]), nested - _may_die_inside(dataflow, item, builder, v))
-    return _best_cut(flat, own, rest, cuts)
+    calls = {v: max(0, n - _may_die_inside(dataflow, item, builder, v)) for v, n in enumerate(nested) if n}
+    wanted = [v for v, cluster in enumerate(item.clusters) if not binding.isdisjoint(cluster)]
+    best = 0
+    for smallest in _thresholds(idle):
+        size = np.where(flat.size > smallest, flat.size, 0)
+        rest: list[_Idle] = []
+        for place in idle:
+            if place.saving <= smallest:
+                continue  # it holds only temporaries that are not counted
+            q = _always_alive(problem.buffers, size, place)
+            if q is None:
+                rest.append(place)
+            else:
+                size[q] -= place.saving
+        counted = dataclasses.replace(flat, size=size)
+        own = counted.own_bytes()
+        for v, inside in calls.items():
+            own[v] = max(int(own[v]), inside if not smallest else 0)
+        best = max(best, _best_cut(counted, own, rest, wanted, cuts))
+    return best
 
 
-def _best_cut(flat: Flat, own: np.ndarray, idle: list[_Idle], cuts: int) -> int:
-    """The largest bound over the nodes at and near the peaks of the given order."""
-    if not flat.size.sum():
-        return 0
+def _thresholds(idle: list[_Idle]) -> list[int]:
+    """Count temporaries above 0 bytes, or only those too large for half or for all of the idle allocations.
+
+    Each gives a true floor: what is not counted needs no saving.
+    """
+    sizes = sorted({place.saving for place in idle})
+    return sorted({0, *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
+
+
+def _best_cut(flat: Flat, own: np.ndarray, idle: list[_Idle], wanted: list[int], cuts: int) -> int:
+    """The largest bound over the wanted nodes, their neighbours, and the nodes at the peaks of the given order."""
+    if not flat.size.any():
+        return int(own.max(initial=0))
     finder = CutFinder(flat, own)
     profile = flat.profile(np.arange(flat.n))
-    bound = 0
-    for v in np.argsort(-profile, kind="stable")[:cuts].tolist():
-        if profile[v] <= bound:
-            break
-        saving = sum(place.saving for place in idle)
-        if saving:
+    near = [w for v in wanted for w in range(max(0, v - _NEAR), min(flat.n, v + _NEAR + 1))]
+    near.sort(key=lambda v: -profile[v])
+    highest = np.argsort(-profile, kind="stable")[: 4 * cuts].tolist()
+    everywhere = sum(place.saving for place in idle)
+    bound = left = 0
+    for v in dict.fromkeys([*wanted, *near[:cuts], *highest]):
+        if left >= 2 * cuts or profile[v] <= bound:
+            continue
+        saving = 0
+        if everywhere:
             before, after = _reach(flat.edge_to, flat.edge_from, v), _reach(flat.edge_from, flat.edge_to, v)
             saving = sum(p.saving for p in idle if p.writer not in before and not p.readers & after)
-        if profile[v] - saving <= bound:
-            continue
-        bound = max(bound, finder.cut(v).bound - saving)
+        if profile[v] - saving > bound:
+            left += 1
+            bound = max(bound, finder.cut(v).bound - saving)
     return bound
 
 

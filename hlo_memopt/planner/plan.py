@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from typing import Any
 
@@ -21,6 +22,12 @@ from hlo_memopt.schedule.search import OPTIMAL, search, smoothed
 # How often the buffers that lie in idle allocations are looked at anew: where they lie depends on the order.
 _ROUNDS = {"fast": 1, "default": 2, "max": 4}
 
+# A round's problem is taken to be the right one if its peak comes out within this share
+_SAME_HEAP = 0.005
+# Orders of the entry that are packed, to take the best
+_PACKED = {"fast": 2, "default": 8, "max": 8}
+# What is alive above these shares of the peak is lowered where packing wastes memory
+_SMOOTH = (0.97, 0.9)
 # Share of the heap lost to fragmentation that is worth another look
 _WASTE = 0.002
 _FLOOR_CUTS = {"fast": 4, "default": 12, "max": 400}
@@ -59,8 +66,10 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """(peak_after - lower_bound) / lower_bound; 0 where nothing is needed."""
-        return (self.peak_after - self.lower_bound) / self.lower_bound if self.lower_bound else 0.0
+        """(peak_after - lower_bound) / lower_bound; 0 where no temp is needed, infinite where no floor is known."""
+        if not self.lower_bound:
+            return math.inf if self.peak_after else 0.0
+        return (self.peak_after - self.lower_bound) / self.lower_bound
 
     def apply(self, module_bytes: bytes) -> bytes:
         """Serialized HloModuleProto with this plan's schedule put in; ValueError if it is another module."""
@@ -75,7 +84,7 @@ class Plan:
             "peak_before_bytes": self.peak_before,
             "peak_after_bytes": self.peak_after,
             "lower_bound_bytes": self.lower_bound,
-            "gap": self.gap,
+            "gap": self.gap if math.isfinite(self.gap) else None,
             "fragmentation_bytes": self.fragmentation_bytes,
             "plan_seconds": self.plan_seconds,
             "optimal": self.optimal,
@@ -105,14 +114,16 @@ def plan_module(data: bytes, platform: str = "cpu", options: Options | None = No
     dataflow = Dataflow(module, target)
     given = _Candidate(module.schedule, simulate(dataflow, module.schedule))
     best, timed_out = given, False
+    binding: set[int] = set()
     if options.reorder and given.assignment.temp:
         deadline = None if options.time_limit is None else started + options.time_limit
-        best, timed_out = _improve(dataflow, given, options, deadline)
+        best, timed_out = _improve(dataflow, given, options, deadline, binding)
     if not _worth_it(target, given.assignment.temp, best.assignment.temp):
         best = given
     bound = 0
     if best.assignment.temp:
-        bound = lower_bound(dataflow, best.schedule, best.assignment.kind, _FLOOR_CUTS[options.effort])
+        cuts = _FLOOR_CUTS[options.effort]
+        bound = lower_bound(dataflow, best.schedule, best.assignment.kind, cuts, binding)
     return _make_plan(module, target, options, given, best, bound, timed_out, started)
 
 
@@ -122,45 +133,58 @@ def _worth_it(target: Platform, before: int, after: int) -> bool:
 
 
 def _improve(
-    dataflow: Dataflow, given: _Candidate, options: Options, deadline: float | None
+    dataflow: Dataflow, given: _Candidate, options: Options, deadline: float | None, binding: set[int]
 ) -> tuple[_Candidate, bool]:
+    """The best schedule found. Adds to ``binding`` the instructions whose cuts bound the searches."""
     best, timed_out = given, False
     for _ in range(_ROUNDS[options.effort]):
         kind = best.assignment.kind
         builder = ProblemBuilder(dataflow, best.schedule, lambda b, kind=kind: kind[b.id] == "heap")  # type: ignore[misc]
-        found, late = _round(dataflow, builder, best, options, deadline)
+        found, peak, late = _round(dataflow, builder, best, options, deadline, binding)
         timed_out |= late
         if found.assignment.temp >= best.assignment.temp:
             break
         best = found
-        if timed_out:
+        if timed_out or abs(best.assignment.live_peak - peak) <= _SAME_HEAP * peak:
             break
     return best, timed_out
 
 
 def _round(
-    dataflow: Dataflow, builder: ProblemBuilder, start: _Candidate, options: Options, deadline: float | None
-) -> tuple[_Candidate, bool]:
-    """Plan every computation, callees first; of the entry's good orders take the one that XLA packs best."""
+    dataflow: Dataflow,
+    builder: ProblemBuilder,
+    start: _Candidate,
+    options: Options,
+    deadline: float | None,
+    binding: set[int],
+) -> tuple[_Candidate, int, bool]:
+    """Plan every computation, callees first; of the entry's good orders take the one that XLA packs best.
+
+    Also the peak that the entry's problem promised, and whether the deadline bit.
+    """
     schedule = dict(start.schedule)
     peaks: dict[int, int] = {}
-    best, timed_out = start, False
+    timed_out = False
     for computation_id in builder.computations():
         item = builder.build(computation_id, peaks)
         result = search(item.problem, options.effort, deadline)
         timed_out |= result.timed_out
+        if result.node >= 0:
+            binding.add(item.clusters[result.node][0])
         peaks[computation_id] = result.peak
         schedule[computation_id] = item.expand(result.orders[0])
-        if computation_id == dataflow.module.entry.id:
-            for order in result.orders:
-                candidate = _simulated(dataflow, {**schedule, computation_id: item.expand(order)})
-                if _fragmented(candidate.assignment):
-                    order = smoothed(item.problem, order, options.effort, deadline)
-                    other = _simulated(dataflow, {**schedule, computation_id: item.expand(order)})
-                    candidate = min(candidate, other, key=lambda c: c.assignment.temp)
-                if candidate.assignment.temp < best.assignment.temp:
-                    best = candidate
-    return best, timed_out
+    # the entry comes last
+    tried = [
+        (_simulated(dataflow, {**schedule, computation_id: item.expand(order)}), order)
+        for order in result.orders[: _PACKED[options.effort]]
+    ]
+    tried.sort(key=lambda t: t[0].assignment.temp)
+    for candidate, order in tried[:2]:
+        for above in _SMOOTH if _fragmented(candidate.assignment) else ():
+            order = smoothed(item.problem, order, above, options.effort, deadline)
+            tried.append((_simulated(dataflow, {**schedule, computation_id: item.expand(order)}), order))
+    best = min((t[0] for t in tried), key=lambda c: c.assignment.temp)
+    return best, result.peak, timed_out
 
 
 def _simulated(dataflow: Dataflow, schedule: Schedule) -> _Candidate:

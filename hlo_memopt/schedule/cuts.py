@@ -49,44 +49,62 @@ class CutFinder:
         self.source, self.sink = n + m, n + m + 1
         self.nodes = n + m + 2
         self.scale = max(1, -(-int(flat.size.sum()) // 2**30))
-        buffer = np.arange(n, n + m)
+        node, buffer = np.arange(n), np.arange(n, n + m)
         consumer = flat.use_node != flat.producer[flat.use_buffer]
         out = np.flatnonzero(flat.live_out)
-        self._tails = np.concatenate([
-            np.where(flat.producer < 0, self.source, flat.producer),
-            flat.use_buffer[consumer] + n,
-            out + n,
-            flat.edge_to,
+        # the edges that a cut switches on (source -> predecessors, node -> sink) are all there, with no capacity
+        tails = np.concatenate([
+            np.where(flat.producer < 0, self.source, flat.producer), flat.use_buffer[consumer] + n, out + n,
+            flat.edge_to, np.full(n, self.source), node,
         ])  # fmt: skip
-        self._heads = np.concatenate([
-            buffer,
-            flat.use_node[consumer],
-            np.full(len(out), self.sink),
-            flat.edge_from,
+        heads = np.concatenate([
+            buffer, flat.use_node[consumer], np.full(len(out), self.sink),
+            flat.edge_from, node, np.full(n, self.sink),
         ])  # fmt: skip
-        self._caps = np.full(len(self._tails), _INF, dtype=np.int32)
-        self._caps[:m] = flat.size // self.scale
+        caps = np.full(len(tails), _INF, dtype=np.int32)
+        caps[:m] = flat.size // self.scale
+        caps[len(caps) - 2 * n :] = 0
+        # with every reverse edge in place scipy returns the flow on the same structure
+        key = np.concatenate([tails * self.nodes + heads, heads * self.nodes + tails])
+        key, place = np.unique(key, return_inverse=True)
+        self._caps = np.zeros(len(key), dtype=np.int32)
+        self._caps[place[: len(caps)]] = caps
+        self._indices = (key % self.nodes).astype(np.int32)
+        self._indptr = np.searchsorted(key, np.arange(self.nodes + 1) * self.nodes).astype(np.int32)
+        self._from_source = place[len(caps) - 2 * n : len(caps) - n]
+        self._to_sink = place[len(caps) - n : len(caps)]
         self._own = flat.own_bytes() if own is None else own
 
-    def cut(self, node: int) -> Cut:
-        """The cheapest state from which ``node`` can run, the smallest such set."""
+    def cut(self, node: int, largest: bool = False) -> Cut:
+        """The cheapest state from which ``node`` can run: of equals the smallest set, or the largest."""
         from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+        from scipy.sparse.csgraph import maximum_flow
 
         flat = self.flat
-        preds = flat.edge_from[flat.edge_to == node]
-        tails = np.concatenate([self._tails, np.full(len(preds), self.source), [node]])
-        heads = np.concatenate([self._heads, preds, [self.sink]])
-        caps = np.concatenate([self._caps, np.full(len(preds) + 1, _INF, dtype=np.int32)])
-        # scipy adds up parallel edges: keep one of each (they are all infinite)
-        _, pick = np.unique(tails * self.nodes + heads, return_index=True)
-        graph = csr_array((caps[pick], (tails[pick], heads[pick])), shape=(self.nodes, self.nodes), dtype=np.int32)
-        result = maximum_flow(graph, self.source, self.sink)
-        residual = graph - result.flow
-        residual.data = (residual.data > 0).astype(np.int8)
-        residual.eliminate_zeros()
-        reach = breadth_first_order(residual, self.source, return_predecessors=False)
-        mask = np.zeros(self.nodes, dtype=bool)
-        mask[reach] = True
+        caps = self._caps.copy()
+        caps[self._from_source[flat.edge_from[flat.edge_to == node]]] = _INF
+        caps[self._to_sink[node]] = _INF
+        shape = (self.nodes, self.nodes)
+        result = maximum_flow(csr_array((caps, self._indices, self._indptr), shape=shape), self.source, self.sink)
+        # flow - capacity: no overflow, both are at most _INF; an edge can take more where it is negative
+        open_edges = result.flow.data - caps < 0
+        if largest:
+            mask = ~self._reach(open_edges, self.sink, backwards=True)
+        else:
+            mask = self._reach(open_edges, self.source, backwards=False)
         bound = int(result.flow_value) * self.scale + int(self._own[node])
         return Cut(node, bound, mask[: flat.n])
+
+    def _reach(self, open_edges: np.ndarray, start: int, backwards: bool) -> np.ndarray:
+        """Nodes that can be reached from ``start`` along open edges (against them), as a mask."""
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import breadth_first_order
+
+        indptr = np.concatenate([[0], np.cumsum(open_edges)])[self._indptr].astype(np.int32)
+        indices = self._indices[open_edges]
+        graph = csr_array((np.ones(len(indices), np.int8), indices, indptr), shape=(self.nodes, self.nodes))
+        if backwards:
+            graph = graph.T.tocsr()
+        mask = np.zeros(self.nodes, dtype=bool)
+        mask[breadth_first_order(graph, start, return_predecessors=False)] = True
+        return mask

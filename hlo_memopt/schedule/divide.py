@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,13 +21,15 @@ from hlo_memopt.schedule.flat import Flat
 class Work:
     """What may still be spent: nodes of the flow networks solved, counted, so that every machine does the same.
 
-    ``deadline`` (time.perf_counter) is a safety net.
+    ``deadline`` (time.perf_counter) is a safety net. ``largest``: of equally cheap states take the largest, another
+    order of the same peak.
     """
 
     budget: int
     deadline: float | None = None
     spent: int = 0
     timed_out: bool = False
+    largest: bool = False
 
     def take(self, amount: int) -> bool:
         """Book ``amount``; whether it was still to be had."""
@@ -44,15 +47,23 @@ class Work:
         return self.timed_out or self.spent >= self.budget
 
 
-def divide(flat: Flat, order: np.ndarray, work: Work, target: int = 0) -> tuple[np.ndarray, int]:
+class Divided(NamedTuple):
+    """``order``; ``bound``: bytes that no order's peak falls below; ``node``: whose cut says so (-1: none)."""
+
+    order: np.ndarray
+    bound: int
+    node: int
+
+
+def divide(flat: Flat, order: np.ndarray, work: Work, target: int = 0) -> Divided:
     """An order whose peak is at most that of ``order``, and a bound on the peak of every order of this problem.
 
     ``target``: a peak that is low enough. Bytes.
     """
     best = np.asarray(order, dtype=np.int64)
-    bound = 0
+    bound, binding = 0, -1
     if flat.n < 3:
-        return best, bound
+        return Divided(best, bound, binding)
     finder: CutFinder | None = None
     tried: set[int] = set()
     profile = flat.profile(best)
@@ -60,13 +71,14 @@ def divide(flat: Flat, order: np.ndarray, work: Work, target: int = 0) -> tuple[
         at = int(np.argmax(profile))
         peak, node = int(profile[at]), int(best[at])
         if peak <= max(bound, target) or node in tried or not work.take(flat.n + len(flat.size)):
-            return best, bound
+            return Divided(best, bound, binding)
         if finder is None:
             finder = CutFinder(flat)
-        cut = finder.cut(node)
-        bound = max(bound, cut.bound)
+        cut = finder.cut(node, work.largest)
+        if cut.bound > bound:
+            bound, binding = cut.bound, node
         if peak <= bound:
-            return best, bound
+            return Divided(best, bound, binding)
         others = best[best != node]
         inside = cut.before[others]
         before = np.zeros(flat.n, dtype=bool)
@@ -86,8 +98,7 @@ def _improve_part(flat: Flat, before: np.ndarray, nodes: np.ndarray, work: Work,
     if len(nodes) < 3:
         return nodes
     part, base = flat.part(before, nodes)
-    local, _ = divide(part, np.arange(len(nodes)), work, target - base)
-    return nodes[local]
+    return nodes[divide(part, np.arange(len(nodes)), work, target - base).order]
 
 
 def smooth(flat: Flat, order: np.ndarray, work: Work, above: int) -> np.ndarray:
@@ -105,7 +116,7 @@ def smooth(flat: Flat, order: np.ndarray, work: Work, above: int) -> np.ndarray:
         before = np.zeros(flat.n, dtype=bool)
         before[order[:low]] = True
         part, base = flat.part(before, order[low:high])
-        local, _ = divide(part, np.arange(high - low), work)
+        local = divide(part, np.arange(high - low), work).order
         order[low:high] = order[low:high][local]
         profile = part.profile(local)
         at = int(np.argmax(profile))

@@ -24,20 +24,21 @@ _WINDOWS = {
 # problems up to this size are solved exactly, by the dynamic program
 _SMALL, _SMALL_STATES = 40, 50_000
 
-# `smoothed` works on what is alive above this share of the peak
-_NEAR_PEAK = 0.9
-
 # an order is called optimal within this share of its bound
 OPTIMAL = 1.001
 
 
 @dataclass(frozen=True)
 class OrderResult:
-    """``orders``: different good orders, the best peak first; ``bound``: floor for the peak of any order. Bytes."""
+    """``orders``: different good orders, the best peak first; ``bound``: floor for the peak of any order. Bytes.
+
+    ``node``: the node whose minimum cut gave the bound (-1: none); ``work``: spent, in the budget's unit.
+    """
 
     orders: list[list[int]]
     peak: int
     bound: int
+    node: int
     work: int
     timed_out: bool
 
@@ -48,7 +49,7 @@ def search(problem: Problem, effort: str = "default", deadline: float | None = N
     The given order is always among the starts, so the result is never worse.
     """
     if problem.n == 0:
-        return OrderResult([[]], 0, 0, 0, False)
+        return OrderResult([[]], 0, 0, -1, 0, False)
     flat = Flat.of(problem)
     starts = [np.arange(problem.n)]
     starts += [np.array(f(problem)) for f in (depth_first_order, backward_greedy_order, greedy_order)]
@@ -57,24 +58,26 @@ def search(problem: Problem, effort: str = "default", deadline: float | None = N
     )
     nodes, whole = _BUDGET[effort]
     total = max(nodes, whole * (problem.n + len(problem.buffers)))
-    bound = spent = 0
+    bound, node, spent = 0, -1, 0
     timed_out = False
     improved: list[tuple[int, int, np.ndarray]] = []
-    for rank, (_, i, order) in enumerate(found):
+    runs = [(i, order, largest) for _, i, order in found for largest in (False, True)]
+    for rank, (i, order, largest) in enumerate(runs):
         done = bool(improved) and improved[0][0] <= OPTIMAL * bound
         # once an order is proven optimal, further ones are only there to be packed: spend little on them
-        share = (total - spent) // (8 if done else max(1, len(found) - rank))
-        work = Work(share, deadline=deadline)
-        better, floor = divide(flat, order, work, target=bound)
+        share = (total - spent) // (6 if done else max(1, (len(runs) - rank) // 2))
+        work = Work(share, deadline=deadline, largest=largest)
+        result = divide(flat, order, work, target=bound)
         timed_out |= work.timed_out
-        bound = max(bound, floor)
+        if result.bound > bound:
+            bound, node = result.bound, result.node
         spent += work.spent
-        improved.append((int(flat.profile(better).max()), i, better))
+        improved.append((int(flat.profile(result.order).max()), 2 * i + largest, result.order))
         improved.sort(key=lambda f: f[:2])
     if problem.n <= _SMALL and improved[0][0] > bound:
         exact = solve_exact(problem, max_states=_SMALL_STATES, upper_bound=improved[0][0])
         if exact.order is not None:
-            improved.insert(0, (exact.peak, len(starts), np.array(exact.order)))
+            improved.insert(0, (exact.peak, -1, np.array(exact.order)))
         bound = max(bound, min(exact.bound, improved[0][0]))
     best = improved[0]
     if best[0] > OPTIMAL * bound and _WINDOWS[effort].windows and not timed_out:
@@ -84,14 +87,16 @@ def search(problem: Problem, effort: str = "default", deadline: float | None = N
     for peak, _, order in improved:
         if peak <= 1.05 * improved[0][0] and order.tolist() not in orders:
             orders.append(order.tolist())
-    return OrderResult(orders, improved[0][0], min(bound, improved[0][0]), spent, timed_out)
+    return OrderResult(orders, improved[0][0], min(bound, improved[0][0]), node, spent, timed_out)
 
 
-def smoothed(problem: Problem, order: list[int], effort: str = "default", deadline: float | None = None) -> list[int]:
-    """The same peak with less alive near it: see `divide.smooth`."""
+def smoothed(
+    problem: Problem, order: list[int], above: float, effort: str = "default", deadline: float | None = None
+) -> list[int]:
+    """The same peak, with less alive wherever it is above that share of the peak: see `divide.smooth`."""
     flat = Flat.of(problem)
     given = np.array(order)
     peak = int(flat.profile(given).max())
     work = Work(_BUDGET[effort][0] // 4, deadline=deadline)
-    better = smooth(flat, given, work, above=int(_NEAR_PEAK * peak))
+    better = smooth(flat, given, work, above=int(above * peak))
     return better.tolist() if int(flat.profile(better).max()) <= peak else order

@@ -1,0 +1,1 @@
+"""The command line. Only `click` is imported before a command runs."""
