@@ -120,7 +120,7 @@ def _carried(data: bytes, platform: str, compile_: Compile) -> bytes:
     if platform != "cpu" or not (_is_0_10() and compile_.reloadable and compile_.marked):
         raise donation_lost(platform)
     try:
-        return donation.prepared(data)
+        return donation.prepared(data, compile_.options.elide_copies)
     except ValueError as error:
         raise donation_lost(platform) from error
 

@@ -49,12 +49,12 @@ _loaded: dict[bytes, bytes] = {}  # what XLA serializes of a restored executable
 # The module.
 
 
-def prepared(data: bytes) -> bytes:
+def prepared(data: bytes, elide_copies: bool = True) -> bytes:
     """What is planned and compiled in place of ``data``: carried, without needless copies, aliasing left out.
 
     Raises ValueError if the module cannot be carried or does not pass the checks.
     """
-    lean = without_copies(data)
+    lean = without_copies(data) if elide_copies else data
     check_copies(data, lean)
     carried = carry(lean)
     check_carried(lean, carried)
@@ -122,8 +122,8 @@ _HANDING_ON = frozenset(
 
 
 def _may_read(user: Instruction, copy: Instruction, written: list[Value], position: dict[int, int]) -> bool:
-    """Whether ``user`` may read the argument itself: before anything is written there, or in the place that it writes."""
-    if user.opcode in _HANDING_ON or "-" in user.opcode and user.opcode.endswith(("-start", "-update", "-done")):
+    """Whether ``user`` may read the argument itself: before anything is written there, or where it writes itself."""
+    if user.opcode in _HANDING_ON or user.opcode.endswith(("-start", "-update", "-done")):
         return False
     for value in written:
         writer = value.instruction
@@ -302,7 +302,7 @@ def _scalar_of(shape: Any) -> bytes:
 
 
 def _program_shape(computation: Any) -> bytes:
-    return next(value for number, value, _ in _fields(proto.serialize(computation)) if number == 4)
+    return next(v for n, v, _ in _fields(proto.serialize(computation)) if n == 4 and isinstance(v, bytes))
 
 
 def _literal(value: bool) -> bytes:
@@ -353,7 +353,7 @@ def restored(data: bytes, aliases: Any) -> bytes:
     donated = {e.parameter_number for e in aliases.entries}
 
     def edit_module(module: bytes) -> bytes:
-        present = [proto.parse_module(_bytes(8, v)).input_output_alias for n, v, _ in _fields(module) if n == 8]
+        present = [proto.parse_module(raw).input_output_alias for n, _, raw in _fields(module) if n == 8]
         if any(p.entries for p in present) or not module_name(module):
             raise ValueError("the executable's module is not as known")
         return module + _bytes(8, proto.serialize(aliases))

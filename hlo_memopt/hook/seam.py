@@ -149,9 +149,7 @@ def _try(
     return executable, None
 
 
-def _restored(
-    executable: Any, record: Compile, reload: Callable[[bytes], Any] | None
-) -> tuple[Any, Exception | None]:
+def _restored(executable: Any, record: Compile, reload: Callable[[bytes], Any] | None) -> tuple[Any, Exception | None]:
     """The executable that keeps donation; never the one given, which must not be run. Else what failed."""
     from hlo_memopt.hook import donation
 

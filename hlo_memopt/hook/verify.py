@@ -137,7 +137,7 @@ def check_carried(lean: bytes, carried: bytes) -> None:
             right = source.opcode == "parameter" and source.parameter_number == i.parameter_number
             need(right and source.shape == i.shape == get.shape, "mixes arguments up")
         else:
-            need(dropped and i is root or inside.get(i.id) == i, "computes something else")
+            need((dropped and i is root) or inside.get(i.id) == i, "computes something else")
     orders = {s.key: list(s.value.instruction_ids) for s in after.schedule.sequences}
     was = next(list(s.value.instruction_ids) for s in before.schedule.sequences if s.key == old.id)
     known = {i.id for i in old.instructions if i.id in inside and i.id not in parameters}
