@@ -65,6 +65,17 @@ def reordered(data: bytes) -> bytes:
     return proto.serialize(message)
 
 
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write.write_atomically(b"abc", str(pipe))
+        assert os.read(reader, 10) == b"abc" and not pipe.is_file()
+    finally:
+        os.close(reader)
+
+
 def test_text_keeps_schedule_aliases_and_constants(data: bytes, tmp_path: Path) -> None:
     from jaxlib import _hlo
 

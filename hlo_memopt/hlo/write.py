@@ -123,6 +123,10 @@ def write_atomically(content: bytes, path: str) -> None:
         target = os.path.realpath(path)
         if os.path.isdir(target):
             raise InputError(path, "is a directory", "give a file name")
+        if os.path.exists(target) and not os.path.isfile(target):  # a pipe or a device: nothing to put in its place
+            with open(target, "wb") as stream:
+                stream.write(content)
+            return
         handle, temporary = tempfile.mkstemp(prefix=".hlo-memopt-", suffix=".tmp", dir=os.path.dirname(target))
         with os.fdopen(handle, "wb") as f:
             f.write(content)

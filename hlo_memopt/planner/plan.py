@@ -23,7 +23,7 @@ from hlo_memopt.schedule.search import OPTIMAL, search, smoothed
 _ROUNDS = {"fast": 1, "default": 2, "max": 4}
 
 # A round's problem is taken to be the right one if its peak comes out within this share
-_SAME_HEAP = 0.005
+_SAME_HEAP = 0.02
 # Orders of the entry that are packed, to take the best
 _PACKED = {"fast": 2, "default": 8, "max": 8}
 # What is alive above these shares of the peak is lowered where packing wastes memory
@@ -179,7 +179,7 @@ def _round(
         for order in result.orders[: _PACKED[options.effort]]
     ]
     tried.sort(key=lambda t: t[0].assignment.temp)
-    for candidate, order in tried[:2]:
+    for candidate, order in tried[:1]:
         for above in _SMOOTH if _fragmented(candidate.assignment) else ():
             order = smoothed(item.problem, order, above, options.effort, deadline)
             tried.append((_simulated(dataflow, {**schedule, computation_id: item.expand(order)}), order))
