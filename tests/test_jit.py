@@ -19,7 +19,7 @@ import pytest
 from test_hook import X, assert_same, fresh, planner, program, warnings_of  # noqa: F401
 
 import hlo_memopt
-from hlo_memopt.hook import callback, registry, scope, tagged
+from hlo_memopt.hook import registry, scope, tagged
 
 STRICT = hlo_memopt.Options(strict=True)
 jit = functools.partial(hlo_memopt.jit, options=STRICT)

@@ -7,6 +7,7 @@ steps serves the whole module. A range is [start, end], both included.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from hlo_memopt.hlo.graph import Computation, Instruction, ShapeIndex
@@ -32,11 +33,14 @@ class LiveRanges:
     steps: int
 
 
-def is_use(user: Instruction, operand: int, index: ShapeIndex) -> bool:
-    """Whether ``user`` may read the value at ``index`` of its operand (tuples only pass values on)."""
-    if user.opcode == "tuple":
-        return False
-    return not index or user.opcode not in _FORWARD_TUPLE_TOP
+def readers(dataflow: Dataflow, where: Instruction, index: ShapeIndex) -> list[Instruction]:
+    """Users of ``where`` that may read the value at ``index`` of it; the others only pass it on."""
+    known: dict[int, tuple[list[Instruction], list[Instruction]]] = dataflow.cache.setdefault("readers", {})
+    found = known.get(where.id)
+    if found is None:
+        top = [u for u in where.computation.users[where.id] if u.opcode != "tuple"]
+        found = known[where.id] = (top, [u for u in top if u.opcode not in _FORWARD_TUPLE_TOP])
+    return found[bool(index)]
 
 
 def flatten(dataflow: Dataflow, schedule: Schedule) -> tuple[list[Instruction], dict[int, tuple[int, int]]]:
@@ -139,9 +143,7 @@ def _touch(dataflow: Dataflow, value: Value, span: dict[int, tuple[int, int]]) -
         home = where.computation.id
         if home in span:
             seen.append((n, home, True) if where.is_root else (n, where.id, False))
-        for user in where.computation.users[where.id]:
-            if not any(o == where.id and is_use(user, k, index) for k, o in enumerate(user.operands)):
-                continue
+        for user in readers(dataflow, where, index):
             if user.opcode == "call" and user.called[0] in span:
                 continue
             if user.opcode == "while" and user.called[0] in span:
@@ -182,7 +184,7 @@ def normalize_buffers(dataflow: Dataflow, ranges: LiveRanges) -> None:
         if len(tracked) < 2:
             continue
         tracked.sort(key=lambda v: (ranges.start[v.id], ranges.end[v.id], v.id))
-        for a, b in zip(tracked, tracked[1:], strict=False):
+        for a, b in pairwise(tracked):
             b_start = ranges.start[b.id]
             assert b_start is not None
             ranges.end[b.id] = max(ranges.end[a.id], ranges.end[b.id])

@@ -320,7 +320,7 @@ def _dying_operand(
         if ranges.end[seen.id] != step or seen not in freed.get(step, ()):
             continue
         source = seen.instruction
-        if source.computation is user.computation and source.id in user.operands:
-            if can_share(source, seen.index, user, value.index):
-                return seen
+        direct = source.computation is user.computation and source.id in user.operands
+        if direct and can_share(source, seen.index, user, value.index):
+            return seen
     return None

@@ -24,7 +24,7 @@ _ROUNDS = {"fast": 1, "default": 2, "max": 4}
 
 # A round's problem is taken to be the right one if its peak comes out within this share
 _SAME_HEAP = 0.02
-# Orders of the entry that are packed, to take the best
+# Orders that are packed, to take the best
 _PACKED = {"fast": 2, "default": 8, "max": 8}
 # What is alive above these shares of the peak is lowered where packing wastes memory
 _SMOOTH = (0.97, 0.9)
@@ -158,13 +158,14 @@ def _round(
     deadline: float | None,
     binding: set[int],
 ) -> tuple[_Candidate, int, bool]:
-    """Plan every computation, callees first; of the entry's good orders take the one that XLA packs best.
+    """Plan every computation, callees first; of the good orders of the one that holds most take what XLA packs best.
 
     Also the peak that the entry's problem promised, and whether the deadline bit.
     """
     schedule = dict(start.schedule)
     peaks: dict[int, int] = {}
     timed_out = False
+    lead, lead_bytes = None, -1
     for computation_id in builder.computations():
         item = builder.build(computation_id, peaks)
         result = search(item.problem, options.effort, deadline)
@@ -173,22 +174,23 @@ def _round(
             binding.add(item.clusters[result.node][0])
         peaks[computation_id] = result.peak
         schedule[computation_id] = item.expand(result.orders[0])
-    # the entry comes last
-    tried = [
-        (_simulated(dataflow, {**schedule, computation_id: item.expand(order)}), order)
-        for order in result.orders[: _PACKED[options.effort]]
-    ]
+        own_bytes = result.peak - max(item.problem.transient, default=0)
+        if own_bytes > lead_bytes:
+            lead, lead_bytes = (item, result), own_bytes
+    assert lead is not None, "a module has an entry"
+    item, result = lead
+
+    def packed(order: list[int]) -> tuple[_Candidate, list[int]]:
+        candidate = {**schedule, item.computation.id: item.expand(order)}
+        return _Candidate(candidate, simulate(dataflow, candidate)), order
+
+    tried = [packed(order) for order in result.orders[: _PACKED[options.effort]]]
     tried.sort(key=lambda t: t[0].assignment.temp)
-    for candidate, order in tried[:1]:
-        for above in _SMOOTH if _fragmented(candidate.assignment) else ():
-            order = smoothed(item.problem, order, above, options.effort, deadline)
-            tried.append((_simulated(dataflow, {**schedule, computation_id: item.expand(order)}), order))
+    if _fragmented(tried[0][0].assignment):
+        order = tried[0][1]
+        tried += [packed(smoothed(item.problem, order, above, options.effort, deadline)) for above in _SMOOTH]
     best = min((t[0] for t in tried), key=lambda c: c.assignment.temp)
-    return best, result.peak, timed_out
-
-
-def _simulated(dataflow: Dataflow, schedule: Schedule) -> _Candidate:
-    return _Candidate(schedule, simulate(dataflow, schedule))
+    return best, peaks[dataflow.module.entry.id], timed_out
 
 
 def _fragmented(assignment: Assignment) -> bool:

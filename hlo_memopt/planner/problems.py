@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hlo_memopt.hlo.graph import Computation, Instruction
 from hlo_memopt.liveness.dataflow import Buffer as HloBuffer
 from hlo_memopt.liveness.dataflow import Dataflow, Value
-from hlo_memopt.liveness.ranges import Schedule, flattened_callees, is_use
+from hlo_memopt.liveness.ranges import Schedule, flattened_callees, readers
 from hlo_memopt.liveness.sharing import can_share
 from hlo_memopt.schedule.problem import Buffer, Problem
 
@@ -173,11 +173,10 @@ class ProblemBuilder:
             v = self.node(computation_id, where, node_of)
             if v is not None:
                 nodes.add(v)
-            for user in where.computation.users[where.id]:
-                if any(o == where.id and is_use(user, k, index) for k, o in enumerate(user.operands)):
-                    u = self.node(computation_id, user, node_of)
-                    if u is not None:
-                        nodes.add(u)
+            for user in readers(self.dataflow, where, index):
+                u = self.node(computation_id, user, node_of)
+                if u is not None:
+                    nodes.add(u)
         return nodes
 
     def _buffers(
