@@ -329,7 +329,7 @@ from hlo_memopt.hlo import read
 from hlo_memopt.hlo.errors import InputError
 data = sys.stdin.buffer.read()
 bad = 0
-for seed in range(300):
+for seed in range(24):
     r, b = random.Random(seed), bytearray(data)
     for _ in range(r.choice([1, 1, 3])):
         i, kind = r.randrange(len(b)), r.randrange(4)
@@ -338,7 +338,7 @@ for seed in range(300):
         elif kind == 2: del b[i : i + r.randrange(1, 20)]
         else: b[i:i] = b[: r.randrange(1, 40)]
     try:
-        read.read_bytes(bytes(b), "F", isolated=False)
+        read.read_bytes(bytes(b), "F")
     except InputError:
         bad += 1
 print(bad)
@@ -350,7 +350,7 @@ def test_flipped_and_lost_bytes(program: dict[str, Any], form: str) -> None:
     data = program[form] if form == "proto" else program[form].encode()
     done = subprocess.run([sys.executable, "-c", _FUZZ], input=data, capture_output=True, timeout=100)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-2000:]
-    assert int(done.stdout) > 100
+    assert int(done.stdout) > 8
 
 
 def test_the_corpus_reads() -> None:

@@ -27,7 +27,10 @@ from hlo_memopt.pack.assignment import table_bytes
 from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.flat import Flat
+from hlo_memopt.schedule.problem import Buffer as ProblemBuffer
 
+_SIZES = 6  # sizes of idle allocations that are tried as thresholds
+_RETRIES = 4
 _NEAR = 8  # nodes before and behind a binding one that are looked at
 _NEVER = -1  # the writer of an allocation that is not written again
 
@@ -38,7 +41,9 @@ class _Idle:
 
     readers: frozenset[int]
     writer: int
-    saving: int
+    saving: int  # the largest temporary that fits
+    second: int  # the second largest; its companion cannot lie in it
+    holds: int  # its own bytes
 
 
 def lower_bound(
@@ -77,15 +82,25 @@ def _floor_of(
     flat = Flat.of(problem)
     calls = {v: max(0, n - _may_die_inside(dataflow, item, builder, v)) for v, n in enumerate(nested) if n}
     wanted = [v for v, cluster in enumerate(item.clusters) if not binding.isdisjoint(cluster)]
+    companions = []
+    for place in idle:
+        q = _always_alive(problem.buffers, flat.size, place)
+        if q is not None and flat.size[q] == place.saving:
+            place = dataclasses.replace(place, saving=place.second)
+        companions.append((place, q))
     best = 0
     for smallest in _thresholds(idle):
         size = np.where(flat.size > smallest, flat.size, 0)
         rest: list[_Idle] = []
-        for place in idle:
+        uncounted: list[int] = []
+        for place, q in companions:
+            if q is not None and flat.size[q] <= smallest:
+                uncounted.append(q)
             if place.saving <= smallest:
+                if q is None:
+                    rest.append(dataclasses.replace(place, saving=0))
                 continue  # it holds only temporaries that are not counted
-            q = _always_alive(problem.buffers, size, place)
-            if q is None:
+            if q is None or size[q] < place.saving:
                 rest.append(place)
             else:
                 size[q] -= place.saving
@@ -93,41 +108,57 @@ def _floor_of(
         own = counted.own_bytes()
         for v, inside in calls.items():
             own[v] = max(int(own[v]), inside if not smallest else 0)
-        best = max(best, _best_cut(counted, own, rest, wanted, cuts))
+        held = [(int(flat.size[q]), problem.buffers[q]) for q in dict.fromkeys(uncounted)]
+        bound, node = _best_cut(counted, own, rest, held, wanted, cuts if not smallest else _RETRIES)
+        if bound > best:
+            best = bound
+            wanted = [node, *(v for v in wanted if v != node)]
     return best
 
 
 def _thresholds(idle: list[_Idle]) -> list[int]:
-    """Count temporaries above 0 bytes, or only those too large for half or for all of the idle allocations.
+    """Count temporaries above so many bytes: above 0, and above the largest few sizes that idle allocations can hold.
 
     Each gives a true floor: what is not counted needs no saving.
     """
-    sizes = sorted({place.saving for place in idle})
-    return sorted({0, *sizes[len(sizes) // 2 :][:1], *sizes[-1:]})
+    return [0, *sorted({place.saving for place in idle}, reverse=True)[:_SIZES]]
 
 
-def _best_cut(flat: Flat, own: np.ndarray, idle: list[_Idle], wanted: list[int], cuts: int) -> int:
-    """The largest bound over the wanted nodes, their neighbours, and the nodes at the peaks of the given order."""
-    if not flat.size.any():
-        return int(own.max(initial=0))
-    finder = CutFinder(flat, own)
+def _best_cut(
+    flat: Flat, own: np.ndarray, idle: list[_Idle], held: list[tuple[int, ProblemBuffer]], wanted: list[int], cuts: int
+) -> tuple[int, int]:
+    """The largest bound over the wanted nodes, their neighbours, and the nodes at the peaks of the given order.
+
+    ``held``: uncounted temporaries that companion an idle allocation. Of those that are alive while v runs, one of
+    the largest one's size or more is in the heap: it may lie in an idle allocation only while that one's own companion
+    is alive, and that companion may lie in another's, but the first of them lies in none.
+    """
     profile = flat.profile(np.arange(flat.n))
     near = [w for v in wanted for w in range(max(0, v - _NEAR), min(flat.n, v + _NEAR + 1))]
     near.sort(key=lambda v: -profile[v])
     highest = np.argsort(-profile, kind="stable")[: 4 * cuts].tolist()
-    everywhere = sum(place.saving for place in idle)
-    bound = left = 0
+    largest = max((size for size, _ in held), default=0)
+    if not flat.size.any() and not held:
+        return int(own.max(initial=0)), -1
+    finder = CutFinder(flat, own)
+    bound, binding, spent = 0, -1, 0
     for v in dict.fromkeys([*wanted, *near[:cuts], *highest]):
-        if left >= 2 * cuts or profile[v] <= bound:
+        if spent >= 2 * cuts or profile[v] + largest <= bound:
             continue
-        saving = 0
-        if everywhere:
+        extra = 0
+        if idle or held:
             before, after = _reach(flat.edge_to, flat.edge_from, v), _reach(flat.edge_from, flat.edge_to, v)
-            saving = sum(p.saving for p in idle if p.writer not in before and not p.readers & after)
-        if profile[v] - saving > bound:
-            left += 1
-            bound = max(bound, finder.cut(v).bound - saving)
-    return bound
+            possible = [p for p in idle if p.writer not in before and not p.readers & after]
+            alive = (s for s, b in held if b.producer in before - {v} and not after.isdisjoint(b.consumers))
+            if not any(p.holds >= largest for p in possible):
+                extra = max(alive, default=0)
+            extra -= sum(p.saving for p in possible)
+        if profile[v] + extra > bound:
+            spent += 1
+            found = finder.cut(v).bound + extra
+            if found > bound:
+                bound, binding = found, v
+    return bound, binding
 
 
 def _reach(tails: np.ndarray, heads: np.ndarray, start: int) -> set[int]:
@@ -182,7 +213,8 @@ def _idle_allocations(
         writer = min(writers, default=_NEVER)
         if given and writer in readers:
             continue  # read until it is overwritten: never idle
-        found.append(_Idle(frozenset(readers), writer, int(temporaries[fitting - 1])))
+        second = int(temporaries[fitting - 2]) if fitting > 1 else 0
+        found.append(_Idle(frozenset(readers), writer, int(temporaries[fitting - 1]), second, buffer.bytes))
     return found
 
 
