@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import version
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,8 @@ class Platform:
       tiled: whether layouts are tiled and padded (TPU).
       model_error: relative error that our prediction of XLA's temp may have; a plan must promise more than that.
         None is asked for on TPU: the compiler assigns on-chip memory after our hook, so both ways are compiled.
+      takes_over_anywhere: whether XLA lets an instruction write over an operand that was last seen elsewhere (jaxlib
+        0.10 looks only at the place where a value is last seen).
     """
 
     name: str
@@ -22,6 +26,7 @@ class Platform:
     pointer_bytes: int = 8
     tiled: bool = False
     model_error: float = 0.0
+    takes_over_anywhere: bool = True
 
 
 PLATFORMS: dict[str, Platform] = {
@@ -32,8 +37,13 @@ PLATFORMS: dict[str, Platform] = {
 
 
 def platform(name: str) -> Platform:
-    """The entry for ``name``; raises ValueError for a platform we do not know."""
+    """The entry for ``name``, with the rules of the installed jaxlib; ValueError for a platform we do not know."""
     found = PLATFORMS.get({"gpu": "cuda"}.get(name, name))
     if found is None:
         raise ValueError(f"unknown platform {name!r}; known are {', '.join(PLATFORMS)}")
-    return found
+    return replace(found, takes_over_anywhere=not _jaxlib_version().startswith("0.10."))
+
+
+@cache
+def _jaxlib_version() -> str:
+    return version("jaxlib")

@@ -206,6 +206,50 @@ def _unrolled(xs):  # type: ignore[no-untyped-def]
     return out
 
 
+def _shared_custom_fusion(a, b):  # type: ignore[no-untyped-def]
+    c = jnp.concatenate([jnp.sin(a)] * 3)
+    s = jnp.sort(b, 0)
+    y = jnp.sort(c, 0) + jnp.sum(s, 0)
+    return jnp.sort(y, 1).sum(0) @ s
+
+
+def _over_a_branch_argument(p, x):  # type: ignore[no-untyped-def]
+    a = jnp.sort(x, 0)
+    q = jax.lax.cond(p > 0, lambda a: jnp.sin(a)[0], lambda a: jnp.cos(a)[1], a)
+    return a * 2 + q
+
+
+def _loop_over_idle_result(g, t):  # type: ignore[no-untyped-def]
+    s = jax.lax.fori_loop(0, 3, lambda i, c: c.at[i].add(t[i]), jnp.sin(g))
+    return g - s
+
+
+def _embedding(table, ids, y):  # type: ignore[no-untyped-def]
+    def loss(table):  # type: ignore[no-untyped-def]
+        return ((table[ids].sum(1) - y) ** 2).mean()
+
+    return table - 0.1 * jax.grad(loss)(table)
+
+
+def _barriers(x):  # type: ignore[no-untyped-def]
+    for _ in range(3):
+        x, y = jax.lax.optimization_barrier((x @ x, jnp.sin(x)))
+        x = x + y
+    return x
+
+
+def _effects_in_loops(x):  # type: ignore[no-untyped-def]
+    out = []
+    for n in range(3):
+
+        def body(i, c):  # type: ignore[no-untyped-def]
+            jax.debug.callback(lambda v: None, c.sum(), ordered=False)
+            return jnp.tanh(c @ x) + i
+
+        out.append(jax.lax.fori_loop(0, 2, body, jnp.sort(x, n % 2)))
+    return out[0] @ out[1] + out[2]
+
+
 def _f(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -223,5 +267,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple, dict[str, Any]]] = {
     "nested": (_nested, (_f(32, 32),), {}),
     "random": (_random, (_f(2, dtype=jnp.uint32), _f(64, 48)), {}),
     "linalg": (_linalg, (_f(48, 48),), {}),
+    "shared-custom-fusion": (_shared_custom_fusion, (_f(64, 64), _f(64, 64)), {}),
+    "over-branch-argument": (_over_a_branch_argument, (_f(), _f(64, 64)), {}),
+    "loop-over-idle-result": (_loop_over_idle_result, (_f(64, 64), _f(64, 64)), {}),
+    "embedding": (_embedding, (_f(2000, 32), _f(16, 8, dtype=jnp.int32), _f(16, 32)), {}),
+    "barriers": (_barriers, (_f(64, 64),), {}),
+    "effects": (_effects_in_loops, (_f(32, 32),), {}),
     "unrolled": (_unrolled, ([_f(1000, dtype=jnp.uint8)] * 4,), {}),
 }

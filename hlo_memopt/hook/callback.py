@@ -102,12 +102,13 @@ def _rewrite(data: bytes, platform: str, compile_: Compile) -> bytes | None:
         from hlo_memopt.hook import donation
 
         plan = donation.against(plan, data)
+    rewritten = plan.apply(given) if plan.changed else None
+    if rewritten is not None:
+        verify_rewrite(given, rewritten)
     compile_.plan = plan
     registry.remember(plan)
-    if not plan.changed:
+    if rewritten is None:
         return None
-    rewritten = plan.apply(given)
-    verify_rewrite(given, rewritten)
     compile_.rewritten = compile_.kept = True
     compile_.carried = aliases if carried else None
     return rewritten

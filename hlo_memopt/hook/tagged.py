@@ -70,10 +70,11 @@ def _wrapper(fun: Callable[..., Any], tag: str) -> Callable[..., Any]:
         return by_tag[tag]
 
 
-def _forget(key: int, reference: weakref.ref[Any]) -> None:
-    held = _wrappers.get(key)
+def _forget(key: int, reference: weakref.ref[Any], wrappers: dict[int, Any] = _wrappers) -> None:
+    """``wrappers`` is bound here: at interpreter exit the module's names may be gone before the last function."""
+    held = wrappers.get(key)
     if held is not None and held[0] is reference:
-        del _wrappers[key]
+        del wrappers[key]
 
 
 def _wrap(fun: Callable[..., Any], reference: Callable[[], Any], tag: str) -> Callable[..., Any]:

@@ -32,8 +32,6 @@ def elementwise_on(instruction: Instruction, operand: int) -> bool:
 
 
 def _elementwise_fusion(fusion: Instruction, operand: int) -> bool:
-    if fusion.fusion_kind != "kLoop":
-        return False
     body = fusion.computation.module.computations[fusion.called[0]]
     return _uses_elementwise(body, body.parameters[operand], allow_tuple=False)
 

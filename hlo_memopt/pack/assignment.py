@@ -38,8 +38,8 @@ class Assignment:
       live_by_step: bytes alive in the heap at each step.
       offsets: value id -> offset in the heap.
       events: the live periods behind it.
-      kind: buffer id -> "parameter", "constant", "live-out", "thread-local", "tuple", "heap", or "in-allocation"
-        for a temporary that lies in the allocation of an idle parameter or result.
+      kind: buffer id -> "parameter", "constant", "live-out", "thread-local", "tuple", "no-table" (a tuple that XLA
+        drops), "heap", or "in-allocation" for a temporary that lies in the allocation of an idle parameter or result.
     """
 
     temp: int
@@ -138,8 +138,20 @@ def _fixed_kind(buffer: Buffer, entry: int, ranges: LiveRanges) -> str | None:
     if any(ranges.start[v.id] is None for v in buffer.values):
         return "thread-local"
     if any(v.shape.is_tuple for v in buffer.values):
-        return "tuple"
+        return "no-table" if _only_barriers(buffer) else "tuple"
     return None
+
+
+def _only_barriers(buffer: Buffer) -> bool:
+    """Whether a tuple only goes through optimization barriers, which XLA drops with it after our hook."""
+    passing = [where for v in buffer.values for where, _ in v.positions]
+    barriers = [w for w in passing if w.opcode == "opt-barrier"]
+    return bool(barriers) and all(
+        w.opcode in ("tuple", "opt-barrier")
+        and not w.is_root
+        and all(u.opcode in ("opt-barrier", "get-tuple-element") for u in w.computation.users[w.id])
+        for w in passing
+    )
 
 
 class _Allocation:
@@ -211,10 +223,10 @@ def _interferes(dataflow: Dataflow, ranges: LiveRanges, new: Value, old: Value) 
     assert a_start is not None and b_start is not None
     if a_start <= b_end and b_start <= a_end:
         if a_end == b_start:
-            if not _takes_over(ranges, new, old):
+            if not _takes_over(dataflow, ranges, new, old):
                 return True
         elif b_end == a_start:
-            if not _takes_over(ranges, old, new):
+            if not _takes_over(dataflow, ranges, old, new):
                 return True
         else:
             return True
@@ -224,13 +236,14 @@ def _interferes(dataflow: Dataflow, ranges: LiveRanges, new: Value, old: Value) 
     return False
 
 
-def _takes_over(ranges: LiveRanges, operand: Value, user: Value) -> bool:
-    where, index = ranges.end_position[operand.id]
-    return (
-        user.instruction.opcode != "copy"
-        and where.id in user.instruction.operands
+def _takes_over(dataflow: Dataflow, ranges: LiveRanges, operand: Value, user: Value) -> bool:
+    """Whether ``user`` may be written over ``operand``, which dies there (BufferAssigner::LiveRangeInterferes)."""
+    seen = operand.positions if dataflow.platform.takes_over_anywhere else [ranges.end_position[operand.id]]
+    return user.instruction.opcode != "copy" and any(
+        where.id in user.instruction.operands
         and where.computation is user.instruction.computation
         and can_share(where, index, user.instruction, user.index)
+        for where, index in seen
     )
 
 

@@ -1,12 +1,20 @@
 """A floor for temp under every order: minimum cuts on a problem in which nothing is counted that XLA might save.
 
 Beside the heap XLA has places that cost no temp: the allocations of results and of donated parameters while they
-are idle, one temporary at a time in each. The floor grants that saving wherever it could be had:
+are idle, one temporary at a time in each. What lies in them is a matching of live temporaries b to idle places i, so by
+the dual of that assignment no state saves more than
 
- - An allocation of a donated parameter is idle from the parameter's last reader to the writer of the result. Where a
-   temporary q is made by such a reader and read by the writer (XLA's copy of the parameter), q is alive whenever
-   the allocation is idle: the saving is taken off q's bytes, exactly where the cut pays for q.
- - Any other allocation that may be idle while v runs lowers v's bound by the largest temporary that fits it.
+    sum of u(i) over idle places + sum of w(b) over live temporaries,    u(i) + w(b) >= size(b) wherever b may lie in i.
+
+An allocation of a donated parameter is idle from the parameter's last reader to the writer of the result. Where a
+temporary q is made by such a reader and read by that writer (XLA's copy of the parameter), q is alive whenever the
+place is idle: q is the place's companion. It never lies there itself (unless it may take over the parameter's bytes),
+and u(i) comes off q's bytes, exactly where the cut pays for q. Any u gives a true floor with
+
+    w(b) = max(0, size(b) - u(j)) over the places j in which b may lie.
+
+We take u(i) = the largest temporary that fits, is alive at the peak of a good order, and is nobody's companion, and
+lower the bound of node v by u(i) for every place without a companion that may be idle while v runs.
 
 Inside called computations operands may die early: what a call brings up is counted without them.
 """
@@ -14,8 +22,9 @@ Inside called computations operands may die early: what a call brings up is coun
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -23,6 +32,7 @@ from hlo_memopt.hlo.graph import Instruction
 from hlo_memopt.liveness.dataflow import Buffer, Dataflow, Value
 from hlo_memopt.liveness.inplace import in_place_pairs
 from hlo_memopt.liveness.ranges import Schedule, flattened_callees
+from hlo_memopt.liveness.sharing import can_share
 from hlo_memopt.pack.assignment import table_bytes
 from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.cuts import CutFinder
@@ -41,9 +51,9 @@ class _Idle:
 
     readers: frozenset[int]
     writer: int
-    saving: int  # the largest temporary that fits
-    second: int  # the second largest; its companion cannot lie in it
-    holds: int  # its own bytes
+    bytes: int
+    companion: int  # buffer of the problem; -1: none
+    takes_itself: bool  # whether the companion may lie in it
 
 
 def lower_bound(
@@ -82,33 +92,32 @@ def _floor_of(
     flat = Flat.of(problem)
     calls = {v: max(0, n - _may_die_inside(dataflow, item, builder, v)) for v, n in enumerate(nested) if n}
     wanted = [v for v, cluster in enumerate(item.clusters) if not binding.isdisjoint(cluster)]
-    companions = []
-    for place in idle:
-        q = _always_alive(problem.buffers, flat.size, place)
-        if q is not None and flat.size[q] == place.saving:
-            place = dataclasses.replace(place, saving=place.second)
-        companions.append((place, q))
+    companions = {place.companion for place in idle}
+    single = np.array([j not in companions for j in range(len(flat.size))])
+    inside = [x.bytes for c in builder.computations() if c != item.computation.id for x in builder.owned(c)]
     best = 0
-    for smallest in _thresholds(idle):
+    for smallest, at_binding in product(_thresholds(idle), (False, True)):
+        alive = _alive_at(flat, wanted[0] if at_binding and wanted else None)
+        price = [_price(place, np.sort(flat.size[single & alive]), smallest) for place in idle]
         size = np.where(flat.size > smallest, flat.size, 0)
-        rest: list[_Idle] = []
-        uncounted: list[int] = []
-        for place, q in companions:
-            if q is not None and flat.size[q] <= smallest:
-                uncounted.append(q)
-            if place.saving <= smallest:
-                if q is None:
-                    rest.append(dataclasses.replace(place, saving=0))
-                continue  # it holds only temporaries that are not counted
-            if q is None or size[q] < place.saving:
-                rest.append(place)
-            else:
-                size[q] -= place.saving
+        rest: list[tuple[_Idle, int]] = []
+        for j in np.flatnonzero(size).tolist():
+            size[j] -= max(0, size[j] - min(_hosts(idle, price, j, int(size[j])), default=size[j]))
+        for place, u in zip(idle, price, strict=True):
+            q = place.companion
+            paid = min(u, int(size[q])) if q >= 0 else 0
+            if q >= 0:
+                size[q] -= paid
+            if u > paid:
+                rest.append((place, u - paid))
         counted = dataclasses.replace(flat, size=size)
         own = counted.own_bytes()
-        for v, inside in calls.items():
-            own[v] = max(int(own[v]), inside if not smallest else 0)
-        held = [(int(flat.size[q]), problem.buffers[q]) for q in dict.fromkeys(uncounted)]
+        beyond = sum(
+            max(0, max((b for b in inside if b <= p.bytes), default=0) - u) for p, u in zip(idle, price, strict=True)
+        )
+        for v, nested_bytes in calls.items():
+            own[v] = max(int(own[v]), nested_bytes - beyond if not smallest else 0)
+        held = _held(idle, price, problem.buffers, smallest)
         bound, node = _best_cut(counted, own, rest, held, wanted, cuts if not smallest else _RETRIES)
         if bound > best:
             best = bound
@@ -117,21 +126,69 @@ def _floor_of(
 
 
 def _thresholds(idle: list[_Idle]) -> list[int]:
-    """Count temporaries above so many bytes: above 0, and above the largest few sizes that idle allocations can hold.
+    """Count temporaries above so many bytes: above 0, and above the largest few sizes of idle allocations.
 
     Each gives a true floor: what is not counted needs no saving.
     """
-    return [0, *sorted({place.saving for place in idle}, reverse=True)[:_SIZES]]
+    return [0, *sorted({place.bytes for place in idle}, reverse=True)[:_SIZES]]
+
+
+def _alive_at(flat: Flat, node: int | None) -> np.ndarray:
+    """Mask of the buffers that are alive at a node, or at the peak, of the given order (0, 1, 2, ...)."""
+    at = int(np.argmax(flat.profile(np.arange(flat.n)))) if node is None else node
+    last = flat.producer.copy()
+    np.maximum.at(last, flat.use_buffer, flat.use_node)
+    return (flat.producer <= at) & ((last >= at) | flat.live_out)
+
+
+def _hosts(idle: list[_Idle], price: list[int], buffer: int, size: int) -> Iterator[int]:
+    """Prices of the places in which a buffer of the problem may lie."""
+    for place, u in zip(idle, price, strict=True):
+        if place.bytes >= size and (place.companion != buffer or place.takes_itself):
+            yield u
+
+
+def _price(place: _Idle, temporaries: np.ndarray, smallest: int) -> int:
+    """u of a place: the largest of some temporaries that fits; 0 if it is not counted."""
+    fitting = int(np.searchsorted(temporaries, place.bytes, side="right"))
+    u = int(temporaries[fitting - 1]) if fitting else 0
+    return u if u > smallest else 0
+
+
+def _held(
+    idle: list[_Idle], price: list[int], buffers: tuple[ProblemBuffer, ...], smallest: int
+) -> list[tuple[int, ProblemBuffer]]:
+    """Uncounted companions of which, while they are alive, as many bytes are in the heap beside what is counted.
+
+    Such a q may lie in another place only. Either that place's price was granted for nothing, or its companion is
+    uncounted too and no smaller; it may lie in another's place in turn, but the first of them lies in none.
+    """
+    out = []
+    for place in idle:
+        q = place.companion
+        if q < 0 or buffers[q].size > smallest or place.takes_itself:
+            continue
+        size = buffers[q].size
+        hosts = ((p, u) for p, u in zip(idle, price, strict=True) if p.bytes >= size)
+        if all(
+            u >= size or (p.companion >= 0 and size <= buffers[p.companion].size <= smallest and not p.takes_itself)
+            for p, u in hosts
+        ):
+            out.append((size, buffers[q]))
+    return out
 
 
 def _best_cut(
-    flat: Flat, own: np.ndarray, idle: list[_Idle], held: list[tuple[int, ProblemBuffer]], wanted: list[int], cuts: int
+    flat: Flat,
+    own: np.ndarray,
+    rest: list[tuple[_Idle, int]],
+    held: list[tuple[int, ProblemBuffer]],
+    wanted: list[int],
+    cuts: int,
 ) -> tuple[int, int]:
     """The largest bound over the wanted nodes, their neighbours, and the nodes at the peaks of the given order.
 
-    ``held``: uncounted temporaries that companion an idle allocation. Of those that are alive while v runs, one of
-    the largest one's size or more is in the heap: it may lie in an idle allocation only while that one's own companion
-    is alive, and that companion may lie in another's, but the first of them lies in none.
+    ``rest``: places whose price (what is left of it) comes off where they may be idle. Returns (bound, its node).
     """
     profile = flat.profile(np.arange(flat.n))
     near = [w for v in wanted for w in range(max(0, v - _NEAR), min(flat.n, v + _NEAR + 1))]
@@ -146,13 +203,12 @@ def _best_cut(
         if spent >= 2 * cuts or profile[v] + largest <= bound:
             continue
         extra = 0
-        if idle or held:
+        if rest or held:
             before, after = _reach(flat.edge_to, flat.edge_from, v), _reach(flat.edge_from, flat.edge_to, v)
-            possible = [p for p in idle if p.writer not in before and not p.readers & after]
             alive = (s for s, b in held if b.producer in before - {v} and not after.isdisjoint(b.consumers))
-            if not any(p.holds >= largest for p in possible):
-                extra = max(alive, default=0)
-            extra -= sum(p.saving for p in possible)
+            extra = max(alive, default=0)
+            # v itself may still write over what lies there, or have its own result there
+            extra -= sum(u for p, u in rest if p.writer not in before - {v} and not p.readers & (after - {v}))
         if profile[v] + extra > bound:
             spent += 1
             found = finder.cut(v).bound + extra
@@ -192,7 +248,6 @@ def _idle_allocations(
     computation = item.computation
     is_entry = computation.id == dataflow.module.entry.id
     aliased = {(a.parameter, a.parameter_index) for a in dataflow.module.aliases}
-    temporaries = np.sort([b.bytes for b in dataflow.buffers if kind[b.id] in ("heap", "in-allocation")])
     node_of = {i: v for v, cluster in enumerate(item.clusters) for i in cluster}
     found: list[_Idle] = []
     for buffer in dataflow.buffers:
@@ -205,25 +260,35 @@ def _idle_allocations(
             continue
         nodes = (builder.node(computation.id, v.instruction, node_of) for v in buffer.values if v not in given)
         writers = [w for w in nodes if w is not None]
-        fitting = int(np.searchsorted(temporaries, buffer.bytes, side="right"))
-        if not fitting or not (given or writers):
+        if not buffer.bytes or not (given or writers):
             continue
         readers = set().union(*(builder.touching(computation.id, v, node_of) for v in given))
         readers -= {node_of[v.instruction.id] for v in given}
         writer = min(writers, default=_NEVER)
         if given and writer in readers:
             continue  # read until it is overwritten: never idle
-        second = int(temporaries[fitting - 2]) if fitting > 1 else 0
-        found.append(_Idle(frozenset(readers), writer, int(temporaries[fitting - 1]), second, buffer.bytes))
+        companion = -1
+        for j, b in enumerate(item.problem.buffers):
+            follows = b.producer in readers and writer in b.consumers and b.size <= buffer.bytes
+            if follows and (companion < 0 or b.size > item.problem.buffers[companion].size):
+                companion = j
+        takes = companion >= 0 and any(
+            _may_take_over(dataflow, item, given, i) for i in item.clusters[item.problem.buffers[companion].producer]
+        )
+        found.append(_Idle(frozenset(readers), writer, buffer.bytes, companion, takes))
     return found
 
 
-def _always_alive(buffers, size: np.ndarray, place: _Idle) -> int | None:  # type: ignore[no-untyped-def]
-    """A temporary that is alive whenever ``place`` is idle and still large enough to take its saving."""
-    for j, b in enumerate(buffers):
-        if b.producer in place.readers and place.writer in b.consumers and size[j] >= place.saving:
-            return j
-    return None
+def _may_take_over(dataflow: Dataflow, item: ComputationProblem, given: list[Value], instruction_id: int) -> bool:
+    """Whether an instruction may write a result over one of the values that came in."""
+    user = item.computation.by_id[instruction_id]
+    for operand in user.operands:
+        for index, value in dataflow.trees[operand].items():
+            if value in given and any(
+                can_share(item.computation.by_id[operand], index, user, at) for at, _ in user.shape.leaves()
+            ):
+                return user.opcode != "copy"
+    return False
 
 
 def _may_die_inside(dataflow: Dataflow, item: ComputationProblem, builder: ProblemBuilder, v: int) -> int:

@@ -21,9 +21,11 @@ from hlo_memopt.schedule.problem import Buffer, Problem
 ORDERED = frozenset({
     "all-gather", "all-gather-done", "all-gather-start", "all-reduce", "all-reduce-done", "all-reduce-start",
     "all-to-all", "async-done", "async-start", "async-update", "collective-broadcast", "collective-permute",
-    "collective-permute-done", "collective-permute-start", "infeed", "outfeed", "ragged-all-to-all", "recv",
-    "recv-done", "reduce-scatter", "rng-get-and-update-state", "send", "send-done",
+    "collective-permute-done", "collective-permute-start", "collective-reduce", "copy-done", "copy-start", "infeed",
+    "outfeed", "ragged-all-to-all", "recv", "recv-done", "reduce-scatter", "rng", "rng-get-and-update-state", "send",
+    "send-done",
 })  # fmt: skip
+_CALLS = frozenset({"call", "conditional", "custom-call", "fusion", "while"})
 _PASSES_ON = frozenset({"get-tuple-element", "bitcast"})
 
 
@@ -40,11 +42,24 @@ class ComputationProblem:
         return [i for v in order for i in self.clusters[v]]
 
 
-def has_fixed_order(instruction: Instruction) -> bool:
-    """Whether the instruction keeps its place among the others of its kind (collectives, side effects)."""
-    if instruction.opcode == "custom-call":
-        return instruction.has_side_effect
-    return instruction.opcode in ORDERED or instruction.is_host_transfer
+def has_fixed_order(instruction: Instruction, known: dict[int, bool] | None = None) -> bool:
+    """Whether the instruction keeps its place among the others of its kind (collectives, side effects).
+
+    So does one that calls a computation in which such an instruction runs. ``known``: answers by computation id.
+    """
+    if instruction.opcode in ORDERED or instruction.is_host_transfer or instruction.has_side_effect:
+        return True
+    if instruction.opcode not in _CALLS:
+        return False
+    known = {} if known is None else known
+    for computation_id in instruction.called:
+        if computation_id not in known:
+            known[computation_id] = False  # no computation calls itself
+            callee = instruction.computation.module.computations[computation_id]
+            known[computation_id] = any(has_fixed_order(i, known) for i in callee.instructions)
+        if known[computation_id]:
+            return True
+    return False
 
 
 class ProblemBuilder:
@@ -53,6 +68,7 @@ class ProblemBuilder:
     def __init__(self, dataflow: Dataflow, schedule: Schedule, counted: Callable[[HloBuffer], bool]) -> None:
         self.dataflow = dataflow
         self.schedule = schedule
+        self._effects: dict[int, bool] = dataflow.cache.setdefault("effects", {})
         self._path: dict[int, list[int]] = {dataflow.module.entry.id: [dataflow.module.entry.id]}
         for c in dataflow.visited[1:]:
             self._path[c] = [*self._path[dataflow.call_site[c].computation.id], c]
@@ -102,7 +118,7 @@ class ProblemBuilder:
             callees = flattened_callees(instruction)
             if callees:
                 transient[v] = max(transient[v], *(peaks.get(c, 0) for c in callees))
-            if has_fixed_order(instruction):
+            if has_fixed_order(instruction, self._effects):
                 if chain >= 0:
                     preds[v].add(chain)
                 chain = v
