@@ -89,8 +89,8 @@ def _refuse_later_options(recompute: str, memory_limit: str | None, temp_limit: 
 
 
 def _rewritten(source: Source, plan: Plan, emit: str) -> bytes:
-    """The module with the plan in it, past the gate; the module as it is if the plan changes nothing."""
-    if not plan.changed:
+    """The module with the plan in it, past the gate; the module as it is if there is nothing to put in."""
+    if not plan.changed and emit == "schedule":
         return source.data
     from hlo_memopt.check import PlanCheckError
     from hlo_memopt.hook.verify import verify_rewrite
@@ -125,5 +125,7 @@ def _report(source: Source, plan: Plan, output: str | None, emit: str, out: Out)
     elif plan.changed:
         what = "control dependencies and schedule" if emit == "control-deps" else "schedule"
         out.text(f"Wrote {output} with the planned {what}, checked independently.")
+    elif emit == "control-deps":
+        out.text(f"Wrote {output} with its own order as control dependencies.")
     else:
         out.text(f"Wrote {output}, the module unchanged.")

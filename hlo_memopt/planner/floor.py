@@ -35,6 +35,7 @@ from hlo_memopt.liveness.ranges import Schedule, flattened_callees
 from hlo_memopt.liveness.sharing import can_share
 from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.cuts import CutFinder
+from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.flat import Flat
 from hlo_memopt.schedule.problem import Buffer as ProblemBuffer
 
@@ -56,7 +57,12 @@ class _Idle:
 
 
 def lower_bound(
-    dataflow: Dataflow, schedule: Schedule, kind: dict[int, str], cuts: int, binding: Set[int] = frozenset()
+    dataflow: Dataflow,
+    schedule: Schedule,
+    kind: dict[int, str],
+    cuts: int,
+    binding: Set[int] = frozenset(),
+    deadline: float | None = None,
 ) -> int:
     """Bytes that the temp of no order falls below.
 
@@ -65,13 +71,14 @@ def lower_bound(
       kind: of each buffer, see `pack.assignment.Assignment`.
       cuts: how many minimum cuts a computation may cost, about.
       binding: instructions whose cuts are likely to bind.
+      deadline: time.perf_counter() after which the bound is taken as it stands (weaker, but true).
     """
     builder = ProblemBuilder(dataflow, schedule, lambda b: kind[b.id] in ("heap", "in-allocation"))
     floors: dict[int, int] = {}
     for computation_id in builder.computations():
         item = builder.build(computation_id, {})
         idle = _idle_allocations(dataflow, builder, item, kind)
-        floors[computation_id] = _floor_of(dataflow, item, idle, floors, cuts, binding, builder)
+        floors[computation_id] = _floor_of(dataflow, item, idle, floors, cuts, binding, builder, deadline)
     tables = sum(b.bytes for b in dataflow.buffers if kind[b.id] == "tuple")  # however XLA aligns them
     return floors[dataflow.module.entry.id] + tables
 
@@ -84,6 +91,7 @@ def _floor_of(
     cuts: int,
     binding: Set[int],
     builder: ProblemBuilder,
+    deadline: float | None,
 ) -> int:
     problem = item.problem
     nested = [max((floors.get(c, 0) for c in _callees(item, cluster)), default=0) for cluster in item.clusters]
@@ -97,6 +105,8 @@ def _floor_of(
     inside = [x.bytes for c in builder.computations() if c != item.computation.id for x in builder.owned(c)]
     best = 0
     for smallest, at_binding in product(_thresholds(idle), (False, True)):
+        if passed(deadline):
+            break
         alive = _alive_at(flat, wanted[0] if at_binding and wanted else None)
         price = [_price(place, np.sort(flat.size[single & alive]), smallest) for place in idle]
         size = np.where(flat.size > smallest, flat.size, 0)

@@ -17,6 +17,7 @@ from hlo_memopt.planner.problems import ProblemBuilder
 from hlo_memopt.platforms import Platform
 from hlo_memopt.platforms import platform as platform_named
 from hlo_memopt.rewrite import put_schedule
+from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.search import OPTIMAL, search, smoothed
 
 # How often the buffers that lie in idle allocations are looked at anew: where they lie depends on the order.
@@ -115,15 +116,15 @@ def plan_module(data: bytes, platform: str = "cpu", options: Options | None = No
     given = _Candidate(module.schedule, simulate(dataflow, module.schedule))
     best, timed_out = given, False
     binding: set[int] = set()
+    deadline = None if options.time_limit is None else started + options.time_limit
     if options.reorder and given.assignment.temp:
-        deadline = None if options.time_limit is None else started + options.time_limit
         best, timed_out = _improve(dataflow, given, options, deadline, binding)
     if not _worth_it(target, given.assignment.temp, best.assignment.temp):
         best = given
     bound = 0
     if best.assignment.temp:
         cuts = _FLOOR_CUTS[options.effort]
-        bound = lower_bound(dataflow, best.schedule, best.assignment.kind, cuts, binding)
+        bound = lower_bound(dataflow, best.schedule, best.assignment.kind, cuts, binding, deadline)
     return _make_plan(module, target, options, given, best, bound, timed_out, started)
 
 
@@ -184,13 +185,16 @@ def _round(
         candidate = {**schedule, item.computation.id: item.expand(order)}
         return _Candidate(candidate, simulate(dataflow, candidate)), order
 
-    tried = [packed(order) for order in result.orders[: _PACKED[options.effort]]]
+    tried = [packed(result.orders[0])]
+    for order in result.orders[1 : _PACKED[options.effort]]:
+        if not passed(deadline):
+            tried.append(packed(order))
     tried.sort(key=lambda t: t[0].assignment.temp)
-    if _fragmented(tried[0][0].assignment):
+    if _fragmented(tried[0][0].assignment) and not passed(deadline):
         order = tried[0][1]
         tried += [packed(smoothed(item.problem, order, above, options.effort, deadline)) for above in _SMOOTH]
     best = min((t[0] for t in tried), key=lambda c: c.assignment.temp)
-    return best, peaks[dataflow.module.entry.id], timed_out
+    return best, peaks[dataflow.module.entry.id], timed_out or passed(deadline)
 
 
 def _fragmented(assignment: Assignment) -> bool:

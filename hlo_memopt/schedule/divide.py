@@ -17,6 +17,11 @@ from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.flat import Flat
 
 
+def passed(deadline: float | None) -> bool:
+    """Whether a deadline (time.perf_counter; None: there is none) has passed."""
+    return deadline is not None and time.perf_counter() > deadline
+
+
 @dataclass
 class Work:
     """What may still be spent: nodes of the flow networks solved, counted, so that every machine does the same.
@@ -35,7 +40,7 @@ class Work:
         """Book ``amount``; whether it was still to be had."""
         if self.spent >= self.budget or self.timed_out:
             return False
-        if self.deadline is not None and time.perf_counter() > self.deadline:
+        if passed(self.deadline):
             self.timed_out = True
             return False
         self.spent += amount

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlo_memopt.schedule.construct import backward_greedy_order, depth_first_order, greedy_order
-from hlo_memopt.schedule.divide import Work, divide, smooth
+from hlo_memopt.schedule.divide import Work, divide, passed, smooth
 from hlo_memopt.schedule.exact import solve_exact
 from hlo_memopt.schedule.flat import Flat
 from hlo_memopt.schedule.problem import Problem
@@ -74,15 +74,16 @@ def search(problem: Problem, effort: str = "default", deadline: float | None = N
         spent += work.spent
         improved.append((int(flat.profile(result.order).max()), 2 * i + largest, result.order))
         improved.sort(key=lambda f: f[:2])
-    if problem.n <= _SMALL and improved[0][0] > bound:
+    if problem.n <= _SMALL and improved[0][0] > bound and not timed_out:
         exact = solve_exact(problem, max_states=_SMALL_STATES, upper_bound=improved[0][0])
         if exact.order is not None:
             improved.insert(0, (exact.peak, -1, np.array(exact.order)))
         bound = max(bound, min(exact.bound, improved[0][0]))
     best = improved[0]
     if best[0] > OPTIMAL * bound and _WINDOWS[effort].windows and not timed_out:
-        better = improve_windows(flat, best[2], bound, _WINDOWS[effort])
+        better = improve_windows(flat, best[2], bound, _WINDOWS[effort], deadline)
         improved.insert(0, (int(flat.profile(better).max()), best[1], better))
+    timed_out |= passed(deadline)
     orders: list[list[int]] = []
     for peak, _, order in improved:
         if peak <= 1.05 * improved[0][0] and order.tolist() not in orders:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.exact import solve_exact
 from hlo_memopt.schedule.flat import Flat
 from hlo_memopt.schedule.model_ilp import solve_order
@@ -27,12 +28,14 @@ class WindowBudget:
     branches: int = 200
 
 
-def improve_windows(flat: Flat, order: np.ndarray, bound: int, budget: WindowBudget) -> np.ndarray:
+def improve_windows(
+    flat: Flat, order: np.ndarray, bound: int, budget: WindowBudget, deadline: float | None = None
+) -> np.ndarray:
     """``order`` with windows around its peak solved exactly, as long as that lowers the peak towards ``bound``."""
     best = np.asarray(order, dtype=np.int64)
     programs = budget.programs
     left = budget.windows
-    while left > 0:
+    while left > 0 and not passed(deadline):
         profile = flat.profile(best)
         at = int(np.argmax(profile))
         if int(profile[at]) <= bound:
