@@ -155,10 +155,23 @@ def test_what_xla_says_of_the_written_module(files, tmp_path):
 def test_nothing_gained_is_said_and_the_module_is_left_alone(files, tmp_path):
     first, second = tmp_path / "1.pb", tmp_path / "2.pb"
     call("optimize", files.pb, "-o", first)
-    result = call("optimize", first, "-o", second, "--emit", "control-deps")
+    result = call("optimize", first, "-o", second)
     assert result.exit_code == 0 and "the module unchanged" in result.stdout
     assert "as good as any" in result.stdout or "No order that needs less was found" in result.stdout
     assert "lower bound" in result.stdout and second.read_bytes() == first.read_bytes()
+
+
+def test_control_dependencies_are_written_for_a_good_order_too(files, tmp_path):
+    first, second = tmp_path / "1.pb", tmp_path / "2.pb"
+    call("optimize", files.pb, "-o", first)
+    result = call("optimize", first, "-o", second, "--emit", "control-deps")
+    assert result.exit_code == 0 and "its own order as control dependencies" in result.stdout
+    before, after = (proto.parse_module(f.read_bytes()) for f in (first, second))
+    chained = [
+        sum(len(i.control_predecessor_ids) for c in m.computations for i in c.instructions) for m in (before, after)
+    ]
+    assert chained[1] > chained[0]
+    assert sorted(s.key for s in before.schedule.sequences) == sorted(s.key for s in after.schedule.sequences)
 
 
 def test_without_output_nothing_is_written(files, tmp_path):

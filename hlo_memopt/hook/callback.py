@@ -102,12 +102,12 @@ def _rewrite(data: bytes, platform: str, compile_: Compile) -> bytes | None:
         from hlo_memopt.hook import donation
 
         plan = donation.against(plan, data)
-    rewritten = plan.apply(given) if plan.changed else None
-    if rewritten is not None:
+    if plan.changed:
+        rewritten = plan.apply(given)
         verify_rewrite(given, rewritten)
     compile_.plan = plan
     registry.remember(plan)
-    if rewritten is None:
+    if not plan.changed:
         return None
     compile_.rewritten = compile_.kept = True
     compile_.carried = aliases if carried else None
