@@ -19,7 +19,7 @@ import pytest
 
 import hlo_memopt
 from hlo_memopt.errors import DonationLostError, MemoryLimitError, PlanError, RejectedError
-from hlo_memopt.hook import callback, donation, registry, scope, seam, verify
+from hlo_memopt.hook import callback, donation, registry, restore, scope, seam, verify
 
 STRICT = hlo_memopt.Options(strict=True)
 
@@ -313,7 +313,7 @@ def test_what_cannot_be_carried_is_compiled_plainly(forgetful, monkeypatch):
     np.testing.assert_array_equal(compiled(jnp.array(X)), X * 3)
 
     # The executable of a carried module is never used as it comes from XLA.
-    monkeypatch.setattr(donation, "restored", not_carried_by)
+    monkeypatch.setattr(restore, "restored", not_carried_by)
     with registry.registry.collecting() as records:
         compiled = hlo_memopt.jit(trainer(), donate_argnums=0).lower(*train_args()).compile()
     assert records[0].carried is not None and not records[0].kept
@@ -404,7 +404,7 @@ def test_executables_not_as_known_are_not_edited(donated_module):
     data = jax.jit(fresh()).lower(X).compile().runtime_executable().serialize()
     for wrong in (b"", data[:200], data[:-5], data, b"\x00" + data):
         with pytest.raises(ValueError):
-            donation.restored(wrong, aliases)
+            restore.restored(wrong, aliases)
 
 
 def test_donation_is_never_lost(planner, caplog, monkeypatch):

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import jax.extend.xla
 import jax.numpy as jnp
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-_F = descriptor_pb2.FieldDescriptorProto
+from hlo_memopt.hlo.proto import message_classes, parse_module
+
 _SCHEMA = {
     "BufferAssignmentProto": {"logical_buffers": (1, "*LogicalBuffer"), "buffer_allocations": (3, "*Allocation")},
     "LogicalBuffer": {"id": (1, "int64"), "size": (2, "int64"), "defined_at": (3, "Location")},
@@ -29,24 +29,11 @@ _SCHEMA = {
     },
     "Assigned": {"logical_buffer_id": (1, "int64"), "offset": (2, "int64"), "size": (3, "int64")},
 }
-_KINDS = {"string": _F.TYPE_STRING, "int64": _F.TYPE_INT64, "bool": _F.TYPE_BOOL}
 
 
 @cache
 def _assignment_class() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="t/buffer_assignment.proto", package="t", syntax="proto3")
-    for message, fields in _SCHEMA.items():
-        entry = file.message_type.add(name=message)
-        for name, (number, kind) in fields.items():
-            field = entry.field.add(name=name, number=number)
-            field.label = _F.LABEL_REPEATED if kind.startswith("*") else _F.LABEL_OPTIONAL
-            kind = kind.lstrip("*")
-            field.type = _KINDS.get(kind, _F.TYPE_MESSAGE)
-            if kind not in _KINDS:
-                field.type_name = f".t.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.BufferAssignmentProto"))
+    return message_classes("hlo_memopt_tests", _SCHEMA)["BufferAssignmentProto"]
 
 
 @dataclasses.dataclass
@@ -66,9 +53,7 @@ _registered = False
 
 
 def _callback(data: bytes) -> bytes | None:
-    from hlo_memopt.hlo import proto
-
-    name = proto.parse_module(data).name
+    name = parse_module(data).name
     for tag in _caught:
         if name.endswith(tag):
             _caught[tag] = data

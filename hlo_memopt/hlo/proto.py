@@ -122,10 +122,16 @@ _SCALARS = {
 
 @cache
 def _classes() -> dict[str, Any]:
-    file = descriptor_pb2.FileDescriptorProto(
-        name="hlo_memopt/hlo_subset.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for message, fields in _SCHEMA.items():
+    return message_classes(_PACKAGE, _SCHEMA)
+
+
+def message_classes(package: str, schema: dict[str, dict[str, tuple[int, str]]]) -> dict[str, Any]:
+    """Message classes made from {message: {field: (number, kind)}}; a kind is a scalar's or a message's name.
+
+    A "*" before it marks a repeated field.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}/subset.proto", package=package, syntax="proto3")
+    for message, fields in schema.items():
         proto = file.message_type.add(name=message)
         for name, (number, kind) in fields.items():
             field = proto.field.add(name=name, number=number)
@@ -135,12 +141,12 @@ def _classes() -> dict[str, Any]:
                 field.type = _SCALARS[kind]
             else:
                 field.type = _F.TYPE_MESSAGE
-                field.type_name = f".{_PACKAGE}.{kind}"
+                field.type_name = f".{package}.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in _SCHEMA
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        for name in schema
     }
 
 

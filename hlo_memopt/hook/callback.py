@@ -123,7 +123,7 @@ def _carried(data: bytes, platform: str, compile_: Compile) -> bytes:
     try:
         return donation.prepared(data, compile_.options.elide_copies)
     except ValueError as error:
-        raise donation_lost(platform) from error
+        raise donation_lost(platform, error) from error
 
 
 def loses_donation(platform: str) -> bool:
@@ -141,13 +141,13 @@ def _is_0_10() -> bool:
     return jaxlib.__version__.startswith("0.10.")
 
 
-def donation_lost(platform: str) -> DonationLostError:
+def donation_lost(platform: str, cause: Exception | None = None) -> DonationLostError:
     import jaxlib
 
     _donation_lost.add(platform)
     return DonationLostError(
         f"its arguments are donated, and XLA in jaxlib {jaxlib.__version__} on {platform} forgets that in a rewritten "
-        f"module; upgrade jaxlib, or do not donate"
+        f"module; upgrade jaxlib, or do not donate" + (f" (it cannot be kept: {cause})" if cause else "")
     )
 
 

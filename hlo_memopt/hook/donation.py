@@ -8,11 +8,11 @@ donated arguments. Nothing in the returned proto and no later pass can set it ag
     computation becomes the body of a ``while`` that runs once and whose carried tuple starts as the arguments and ends
     as the outputs that lie in them. XLA places all values of one element of that tuple in one buffer, that is, in the
     argument's allocation, and compiles every kernel knowing it;
-  * ``restore`` then says in the compiled executable what XLA would have said itself: that these arguments are
+  * `hook.restore` then says in the compiled executable what XLA would have said itself: that these arguments are
     donated (in the module, by which the runtime consumes them) and that their allocations are written (in the buffer
     assignment, by which it copies arguments that may not be). No slice, kernel or thunk is touched.
 
-Before ``restore`` such an executable would overwrite arguments of the caller's; it must never be run.
+Before that such an executable would overwrite arguments of the caller's; it must never be run.
 
 An executable that XLA:CPU has deserialized loses its machine code when it is serialized again, which would ruin the
 persistent cache: ``LoadedExecutable.serialize`` is wrapped and answers with what was loaded.
@@ -21,16 +21,11 @@ persistent cache: ``LoadedExecutable.serialize`` is wrapped and answers with wha
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
-import threading
-import zlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from hlo_memopt.hlo import proto
 from hlo_memopt.hlo.graph import Instruction, Module
-from hlo_memopt.hook.registry import module_name
+from hlo_memopt.hlo.wire import bytes_field, fields, int_field
 from hlo_memopt.hook.verify import check_carried, check_copies
 from hlo_memopt.liveness.dataflow import Dataflow, Value
 from hlo_memopt.liveness.sharing import can_share
@@ -42,11 +37,7 @@ _TOKEN, _OPAQUE = 17, 14
 _PRED_SHAPE = b"\x10\x01\x2a\x03\x80\x01\x01"  # element type PRED, layout {} as XLA writes it
 _ONCE = b'{"known_trip_count":{"n":"1"}}'
 
-_lock = threading.Lock()
-_loaded: dict[bytes, bytes] = {}  # what XLA serializes of a restored executable (hash) -> what was loaded, packed
 
-
-# The module.
 
 
 def prepared(data: bytes, elide_copies: bool = True) -> bytes:
@@ -170,8 +161,8 @@ def carry(data: bytes) -> bytes:
     shapes = [proto.serialize(p.shape) for p in parameters] + [proto.serialize(leaves[n]) for n in results]
     shapes.append(_PRED_SHAPE)
     slots = {n: lies_in.get(n, len(parameters) + results.index(n) if n in results else 0) for n in range(len(leaves))}
-    carried = _int(2, _TUPLE) + b"".join(_bytes(4, s) for s in shapes)
-    program = _bytes(1, carried) + _bytes(2, carried) + _bytes(3, b"carried")
+    carried = int_field(2, _TUPLE) + b"".join(bytes_field(4, s) for s in shapes)
+    program = bytes_field(1, carried) + bytes_field(2, carried) + bytes_field(3, b"carried")
 
     # The body: the entry computation, under its own id.
     ids = iter(range(max(by_id) + 1, max(by_id) + 2 * len(shapes) + 9))
@@ -195,7 +186,7 @@ def carry(data: bytes) -> bytes:
     last.append(_instruction(f"{name}.next", "tuple", new_root, carried, ends))
     for p in parameters:
         get = _get(p.name, p.id, proto.serialize(p.shape), argument, p.parameter_number)
-        first.append(get + (_bytes(7, proto.serialize(p.metadata)) if p.HasField("metadata") else b""))
+        first.append(get + (bytes_field(7, proto.serialize(p.metadata)) if p.HasField("metadata") else b""))
     inside = [i for i in entry.instructions if i.opcode != "parameter" and not (dropped and i.id == root.id)]
     body = _computation(
         name, entry.id, new_root, program, [*first, *map(proto.serialize, inside), *last], entry.execution_thread
@@ -211,7 +202,7 @@ def carry(data: bytes) -> bytes:
         f"{name}.condition",
         number,
         test_root,
-        _bytes(1, carried) + _bytes(2, _PRED_SHAPE) + _bytes(3, b"carried"),
+        bytes_field(1, carried) + bytes_field(2, _PRED_SHAPE) + bytes_field(3, b"carried"),
         [
             _instruction(f"{name}.condition.carried", "parameter", test_argument, carried),
             _get(f"{name}.condition.more", test_root, _PRED_SHAPE, test_argument, len(shapes) - 1),
@@ -236,10 +227,10 @@ def carry(data: bytes) -> bytes:
         starts.append(start)
     starts.append(outer.add("begin", "copy", _PRED_SHAPE, [yes]))
     start = outer.add("start", "tuple", carried, starts)
-    calls = _int(38, entry.id) + _int(38, number)
-    loop = outer.add("once", "while", carried, [start], more=calls + _bytes(43, _ONCE))
+    calls = int_field(38, entry.id) + int_field(38, number)
+    loop = outer.add("once", "while", carried, [start], more=calls + bytes_field(43, _ONCE))
     ends = [
-        outer.add(f"result.{n}", "get-tuple-element", proto.serialize(leaf), [loop], _int(13, slots[n]))
+        outer.add(f"result.{n}", "get-tuple-element", proto.serialize(leaf), [loop], int_field(13, slots[n]))
         for n, leaf in enumerate(leaves)
     ]
     result = outer.add("results", "tuple", proto.serialize(root.shape), ends) if is_tuple else ends[0]
@@ -310,184 +301,29 @@ def _scalar_of(shape: Any) -> bytes:
 
 
 def _program_shape(computation: Any) -> bytes:
-    return next(v for n, v, _ in _fields(proto.serialize(computation)) if n == 4 and isinstance(v, bytes))
+    return next(v for n, v, _ in fields(proto.serialize(computation)) if n == 4 and isinstance(v, bytes))
 
 
 def _literal(value: bool) -> bytes:
-    return _bytes(8, _bytes(1, _PRED_SHAPE) + _bytes(2, bytes([value])))
+    return bytes_field(8, bytes_field(1, _PRED_SHAPE) + bytes_field(2, bytes([value])))
 
 
 def _get(name: str, number: int, shape: bytes, of: int, index: int) -> bytes:
-    return _instruction(name, "get-tuple-element", number, shape, [of], _int(13, index))
+    return _instruction(name, "get-tuple-element", number, shape, [of], int_field(13, index))
 
 
 def _instruction(
     name: str, opcode: str, number: int, shape: bytes, operands: list[int] | None = None, more: bytes = b""
 ) -> bytes:
-    parts = [_bytes(1, name.encode()), _bytes(2, opcode.encode()), _bytes(3, shape), _int(35, number)]
-    return b"".join([*parts, *(_int(36, o) for o in operands or ()), more])
+    parts = [bytes_field(1, name.encode()), bytes_field(2, opcode.encode()), bytes_field(3, shape)]
+    parts.append(int_field(35, number))
+    return b"".join([*parts, *(int_field(36, o) for o in operands or ()), more])
 
 
 def _computation(name: str, number: int, root: int, shape: bytes, instructions: list[bytes], thread: str) -> bytes:
-    parts = [_bytes(1, name.encode()), *(_bytes(2, i) for i in instructions), _bytes(4, shape)]
-    return b"".join([*parts, _int(5, number), _int(6, root), _bytes(8, thread.encode())])
+    parts = [bytes_field(1, name.encode()), *(bytes_field(2, i) for i in instructions), bytes_field(4, shape)]
+    return b"".join([*parts, int_field(5, number), int_field(6, root), bytes_field(8, thread.encode())])
 
 
 def _id_of(instruction: bytes) -> int:
-    return next(int(value) for number, value, _ in _fields(instruction) if number == 35)
-
-
-# The executable.
-
-
-def restore(executable: Any, aliases: Any, load: Callable[[bytes], Any]) -> Any:
-    """The executable of a carried module with donation declared; ``aliases`` is the HloInputOutputAliasProto.
-
-    Raises ValueError if XLA did not compile the module as ``carry`` means it to. ``load`` makes an executable.
-    """
-    data = restored(executable.serialize(), aliases)
-    again = load(data)
-    _remember(again, data)
-    return again
-
-
-def restored(data: bytes, aliases: Any) -> bytes:
-    """A serialized executable with donation declared.
-
-    A header with its length before it; then field 1, CompilationResultProto: 1 {1 module}, 2 buffer assignment.
-    """
-    length, at = _varint(data, 0)
-    header, rest = data[: at + length], data[at + length :]
-    donated = {e.parameter_number for e in aliases.entries}
-
-    def edit_module(module: bytes) -> bytes:
-        present = [proto.parse_module(raw).input_output_alias for n, _, raw in _fields(module) if n == 8]
-        if any(p.entries for p in present) or not module_name(module):
-            raise ValueError("the executable's module is not as known")
-        return module + _bytes(8, proto.serialize(aliases))
-
-    def edit_allocation(allocation: bytes) -> bytes:
-        # 5 is the entry computation's parameter, 6 its number, 7 is live out, 10 path, 13 is aliased with an output
-        values = {n: v for n, v, _ in _fields(allocation) if n in (5, 6, 7, 10, 13)}
-        if not values.get(5):
-            return allocation
-        if values.get(10) or values.get(13):
-            raise ValueError("an argument's allocation is not as known")
-        number = int(values.get(6, 0))
-        if bool(values.get(7)) != (number in donated):
-            raise ValueError(f"XLA did not place the results that lie in arguments as planned (argument {number})")
-        found.append(number)
-        return allocation + _int(13, 1) if number in donated else allocation
-
-    found: list[int] = []
-    edit_result = _editing(
-        {
-            1: _editing({1: edit_module}),
-            2: _editing({3: edit_allocation}, many=True),
-        }
-    )
-    made = header + _editing({1: edit_result})(rest)
-    if len(found) != len(set(found)) or not donated <= set(found):
-        raise ValueError("arguments have not one allocation each")
-    return made
-
-
-def _editing(edits: dict[int, Callable[[bytes], bytes]], many: bool = False) -> Callable[[bytes], bytes]:
-    """A function that edits some fields of a serialized message, each of them there once if not ``many``."""
-
-    def edit(data: bytes) -> bytes:
-        parts = []
-        seen = []
-        for number, value, raw in _fields(data):
-            if number in edits:
-                if not isinstance(value, bytes):
-                    raise ValueError("the executable is not as known")
-                seen.append(number)
-                raw = _bytes(number, edits[number](value))
-            parts.append(raw)
-        if set(seen) != set(edits) or (not many and len(seen) != len(edits)):
-            raise ValueError("the executable is not as known")
-        return b"".join(parts)
-
-    return edit
-
-
-def _remember(executable: Any, data: bytes) -> None:
-    """Have ``executable.serialize()`` answer with ``data``."""
-    kind = type(executable)
-    with _lock:
-        if not hasattr(kind.serialize, "hlo_memopt"):
-            kind.serialize = _serializing(kind.serialize)
-            client = type(executable.client)
-            client.serialize_executable = _serializing(client.serialize_executable)
-        original = kind.serialize.hlo_memopt
-    digest = hashlib.sha256(original(executable)).digest()
-    with _lock:
-        _loaded[digest] = zlib.compress(data, 1)
-
-
-def _serializing(original: Callable[..., bytes]) -> Callable[..., bytes]:
-    @functools.wraps(original, assigned=("__name__", "__doc__"), updated=())
-    def serialize(*args: Any) -> bytes:
-        data = original(*args)
-        if not _loaded:
-            return data
-        packed = _loaded.get(hashlib.sha256(data).digest())
-        return data if packed is None else zlib.decompress(packed)
-
-    serialize.hlo_memopt = original  # type: ignore[attr-defined]
-    return serialize
-
-
-# Protocol buffers' wire format.
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data):
-            raise ValueError("truncated")
-        value |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 0x80:
-            return value, at
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
-    """Number, value and all bytes of each field."""
-    at = 0
-    while at < len(data):
-        start = at
-        tag, at = _varint(data, at)
-        value: int | bytes
-        if tag & 7 == 0:
-            value, at = _varint(data, at)
-        else:
-            if tag & 7 == 2:
-                size, at = _varint(data, at)
-            elif tag & 7 in (1, 5):
-                size = 8 if tag & 7 == 1 else 4
-            else:
-                raise ValueError("not a message")
-            value = data[at : at + size]
-            at += size
-            if at > len(data):
-                raise ValueError("truncated")
-        yield tag >> 3, value, data[start:at]
-
-
-def _number(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _int(field: int, value: int) -> bytes:
-    return _number(field << 3) + _number(value)
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _number(field << 3 | 2) + _number(len(value)) + value
+    return next(int(value) for number, value, _ in fields(instruction) if number == 35)

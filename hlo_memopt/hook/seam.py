@@ -151,12 +151,12 @@ def _try(
 
 def _restored(executable: Any, record: Compile, reload: Callable[[bytes], Any] | None) -> tuple[Any, Exception | None]:
     """The executable that keeps donation; never the one given, which must not be run. Else what failed."""
-    from hlo_memopt.hook import donation
+    from hlo_memopt.hook import restore
 
     try:
         if reload is None:
             raise ValueError("the executable cannot be loaded again")
-        restored = donation.restore(executable, record.carried, reload)
+        restored = restore.restore(executable, record.carried, reload)
         if not _aliases(restored):
             raise ValueError("XLA still knows of no donation")
         return restored, None
