@@ -2,9 +2,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# on CI the same examples every time; elsewhere new ones, which is how new faults are found
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CORPUS = sorted((SHARED / "corpus").glob("*.hlo.pb.gz"))
