@@ -211,9 +211,14 @@ def _reuse(
                 allocation = by_buffer.get(dataflow.buffer_of[seen.id].id) if seen is not None else None
                 if allocation is not None and fits(allocation):
                     return allocation
+    start, end, _ = spans[0]
     for allocation in reversed(allocations):
-        if longest <= allocation.longest and fits(allocation):
-            return allocation
+        if longest <= allocation.longest:
+            for a, b in allocation.idle:
+                if a <= start and end <= b:  # type: ignore[operator]
+                    if fits(allocation):
+                        return allocation
+                    break
     return None
 
 

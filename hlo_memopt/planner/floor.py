@@ -22,7 +22,7 @@ Inside called computations operands may die early: what a call brings up is coun
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import product
 
@@ -38,6 +38,7 @@ from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.flat import Flat
 from hlo_memopt.schedule.problem import Buffer as ProblemBuffer
+from hlo_memopt.schedule.problem import Problem
 
 _SIZES = 6  # sizes of idle allocations that are tried as thresholds
 _RETRIES = 4
@@ -104,6 +105,7 @@ def _floor_of(
     single = np.array([j not in companions for j in range(len(flat.size))])
     inside = [x.bytes for c in builder.computations() if c != item.computation.id for x in builder.owned(c)]
     best = 0
+    reach = _Reach(problem)
     for smallest, at_binding in product(_thresholds(idle), (False, True)):
         if passed(deadline):
             break
@@ -128,7 +130,7 @@ def _floor_of(
         for v, nested_bytes in calls.items():
             own[v] = max(int(own[v]), nested_bytes - beyond if not smallest else 0)
         held = _held(idle, price, problem.buffers, smallest)
-        bound, node = _best_cut(counted, own, rest, held, wanted, cuts if not smallest else _RETRIES)
+        bound, node = _best_cut(counted, own, rest, held, wanted, cuts if not smallest else _RETRIES, reach)
         if bound > best:
             best = bound
             wanted = [node, *(v for v in wanted if v != node)]
@@ -195,6 +197,7 @@ def _best_cut(
     held: list[tuple[int, ProblemBuffer]],
     wanted: list[int],
     cuts: int,
+    reach: _Reach,
 ) -> tuple[int, int]:
     """The largest bound over the wanted nodes, their neighbours, and the nodes at the peaks of the given order.
 
@@ -214,7 +217,7 @@ def _best_cut(
             continue
         extra = 0
         if rest or held:
-            before, after = _reach(flat.edge_to, flat.edge_from, v), _reach(flat.edge_from, flat.edge_to, v)
+            before, after = reach.of(v)
             alive = (s for s, b in held if b.producer in before - {v} and not after.isdisjoint(b.consumers))
             extra = max(alive, default=0)
             # v itself may still write over what lies there, or have its own result there
@@ -227,19 +230,28 @@ def _best_cut(
     return bound, binding
 
 
-def _reach(tails: np.ndarray, heads: np.ndarray, start: int) -> set[int]:
-    """Nodes that can be reached from ``start`` (itself included) along tail -> head."""
-    order = np.argsort(tails, kind="stable")
-    tails, heads = tails[order], heads[order]
-    seen, stack = {start}, [start]
-    while stack:
-        v = stack.pop()
-        lo, hi = np.searchsorted(tails, [v, v + 1])
-        for w in heads[lo:hi].tolist():
-            if w not in seen:
-                seen.add(w)
-                stack.append(w)
-    return seen
+class _Reach:
+    """Ancestors and descendants of nodes, the node itself among both; each looked up once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._known: dict[int, tuple[set[int], set[int]]] = {}
+
+    def of(self, v: int) -> tuple[set[int], set[int]]:
+        found = self._known.get(v)
+        if found is None:
+            found = self._known[v] = (self._from(v, self._problem.preds), self._from(v, self._problem.succs))
+        return found
+
+    @staticmethod
+    def _from(start: int, neighbours: Sequence[Sequence[int]]) -> set[int]:
+        seen, stack = {start}, [start]
+        while stack:
+            for w in neighbours[stack.pop()]:
+                if w not in seen:
+                    seen.add(w)
+                    stack.append(w)
+        return seen
 
 
 def _callees(item: ComputationProblem, cluster: list[int]) -> list[int]:
