@@ -1,6 +1,6 @@
 """The planner alone: peak, bound, gap, seconds and memory on modules and generated graphs. See bench/README.md.
 
-    python -m bench.planner [--corpus FOLDER] [--sizes N,N] [--effort E] [--out T.md] [--plot P.png]
+    python -m bench.planner [--corpus FOLDER] [--graphs N,N] [--effort E] [--out T.md] [--plot P.png]
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import argparse
 import gzip
 import json
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from bench import worker
 
 MIB = 2**20
 GENERATED = {
@@ -49,8 +49,9 @@ def measure_graph(name: str, effort: str) -> dict[str, Any]:
     return row | _others(problem, list(range(problem.n)), None, seconds)
 
 
-def measure_module(path: Path, effort: str) -> dict[str, Any]:
+def measure_module(name: str, effort: str) -> dict[str, Any]:
     """One module through the whole planner; the other orders on its entry computation."""
+    path = Path(name)
     data = gzip.decompress(path.read_bytes())
     platform = path.name.split("_")[0]
     started = time.perf_counter()
@@ -101,39 +102,25 @@ def _others(problem: Any, given: list[int], program: list[int] | None, seconds: 
     return out
 
 
-def _run(kind: str, name: str, effort: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.planner", "--worker", json.dumps([kind, name, effort])]
-    started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1] if done.stderr else 'failed'}")
-    return json.loads(done.stdout.splitlines()[-1]) | {"name": name, "process": time.perf_counter() - started}
-
-
 def _worker(job: str) -> None:
-    kind, name, effort = json.loads(job)
-    row = measure_graph(name, effort) if kind == "graph" else measure_module(Path(name), effort)
+    task = json.loads(job)
+    measure = measure_graph if task["kind"] == "graph" else measure_module
+    row = measure(task["name"], task["effort"])
     row["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps(row))
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| graph | nodes | given, MiB | program order | greedy | ours | lower bound | gap | seconds | memory, MiB "
-        "| MODeL in CBC |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    head = ["graph", "nodes", "given, MiB", "program order", "greedy", "ours", "lower bound", "gap", "seconds"]
+    lines = []
     for r in rows:
         gap = r["ours"] / r["bound"] - 1 if r["bound"] else float("inf")
         columns = ("given", "program", "greedy", "ours", "bound")
-        mib = {k: "-" if r.get(k) is None else f"{r[k] / MIB:.1f}" for k in columns}
+        mib = ["-" if r.get(k) is None else f"{r[k] / MIB:.1f}" for k in columns]
         ilp = "too large" if r.get("ilp") is None else f"{r['ilp'] / MIB:.1f}"
         name = Path(r["name"]).name.split(".")[0]
-        lines.append(
-            f"| {name} | {r['nodes']:,} | {mib['given']} | {mib['program']} | {mib['greedy']} | {mib['ours']} | "
-            f"{mib['bound']} | {gap:.2%} | {r['seconds']:.2f} | {r['memory']:.0f} | {ilp} |"
-        )
-    return "\n".join(lines)
+        lines.append([name, f"{r['nodes']:,}", *mib, f"{gap:.2%}", f"{r['seconds']:.2f}", f"{r['memory']:.0f}", ilp])
+    return worker.markdown([*head, "memory, MiB", "MODeL in CBC"], lines)
 
 
 def _plot(rows: list[dict[str, Any]], path: str) -> None:
@@ -169,14 +156,14 @@ def main() -> None:
     names = list(GENERATED)
     jobs += [("graph", names[int(n)]) for n in options.graphs.split(",") if n]
     rows = []
-    for n, (kind, name) in enumerate(jobs):
-        if sys.stderr.isatty():
-            print(f"\r{n + 1}/{len(jobs)} {Path(name).name:50}", end="", file=sys.stderr)
-        rows.append(_run(kind, name, options.effort))
-    table = _table(rows)
-    print(table)
-    if options.out:
-        Path(options.out).write_text(table + "\n")
+    for kind, name in jobs:
+        worker.progress(Path(name).name)
+        task = {"kind": kind, "name": str(Path(name).resolve()) if kind == "module" else name, "effort": options.effort}
+        row = worker.run("bench.planner", task, timeout=1800)
+        if "error" in row:
+            raise SystemExit(f"{name}: {row['error']}")
+        rows.append({**row, "name": name})
+    worker.write(_table(rows), Path(options.out) if options.out else None)
     if options.plot:
         _plot(rows, options.plot)
 

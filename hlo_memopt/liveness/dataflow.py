@@ -96,8 +96,8 @@ class Dataflow:
         self.values.append(value)
         return value
 
-    def _fresh(self, instruction: Instruction, at: ShapeIndex = ()) -> Tree:
-        return {i: self._new(instruction, i, s) for i, s in instruction.shape.at(at).subshapes(at)}
+    def _fresh(self, instruction: Instruction) -> Tree:
+        return {i: self._new(instruction, i, s) for i, s in instruction.shape.subshapes()}
 
     def _walk(self, computation: Computation, arguments: list[Tree] | None) -> Tree:
         """Values of a computation, given its parameters' trees (None: the entry's are new). Returns the root's."""

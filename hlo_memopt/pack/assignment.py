@@ -17,12 +17,11 @@ from hlo_memopt.pack.xla_heap import Chunk, place
 
 @dataclass
 class Event:
-    """One live period of a value in the heap, in event times; ``step``: of its definition."""
+    """One live period of a value in the heap, in event times."""
 
     value: Value
     start: int
     end: int
-    step: int
     chunk: int
 
 
@@ -297,7 +296,7 @@ def _run_heap(
                 live[chunk] = 0
                 chunk_of_buffer[buffer.id] = chunk
             bytes_of[chunk] = max(bytes_of[chunk], buffer.bytes)
-            event = Event(value, clock, -1, step, chunk)
+            event = Event(value, clock, -1, chunk)
             clock += 1
             events[value.id] = event
             order.append(event)

@@ -110,7 +110,8 @@ def _floor_of(
         if passed(deadline):
             break
         alive = _alive_at(flat, wanted[0] if at_binding and wanted else None)
-        price = [_price(place, np.sort(flat.size[single & alive]), smallest) for place in idle]
+        temporaries = np.sort(flat.size[single & alive])
+        price = [_price(place, temporaries, smallest) for place in idle]
         size = np.where(flat.size > smallest, flat.size, 0)
         rest: list[tuple[_Idle, int]] = []
         for j in np.flatnonzero(size).tolist():

@@ -42,7 +42,7 @@ class ComputationProblem:
         return [i for v in order for i in self.clusters[v]]
 
 
-def has_fixed_order(instruction: Instruction, known: dict[int, bool] | None = None) -> bool:
+def has_fixed_order(instruction: Instruction, known: dict[int, bool]) -> bool:
     """Whether the instruction keeps its place among the others of its kind (collectives, side effects).
 
     So does one that calls a computation in which such an instruction runs. ``known``: answers by computation id.
@@ -51,7 +51,6 @@ def has_fixed_order(instruction: Instruction, known: dict[int, bool] | None = No
         return True
     if instruction.opcode not in _CALLS:
         return False
-    known = {} if known is None else known
     for computation_id in instruction.called:
         if computation_id not in known:
             known[computation_id] = False  # no computation calls itself

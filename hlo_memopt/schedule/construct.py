@@ -98,15 +98,10 @@ def backward_greedy_order(problem: Problem) -> list[int]:
 
 def depth_first_order(problem: Problem) -> list[int]:
     """Post-order from the sinks, the operand whose subgraph holds more bytes first (XLA's DFSMemoryScheduler)."""
-    _, _, new_bytes = _tables(problem)
-    weight = [0] * problem.n
-    for v in range(problem.n):
-        weight[v] = new_bytes[v]
-    topological = _topological(problem)
-    total = list(weight)
-    for v in topological:
-        total[v] += sum(total[p] for p in problem.preds[v])
-        total[v] = min(total[v], 2**62)
+    _, _, total = _tables(problem)
+    for v in _topological(problem):
+        # paths are counted, so shared subgraphs many times: kept small
+        total[v] = min(total[v] + sum(total[p] for p in problem.preds[v]), 2**62)
     done = [False] * problem.n
     order: list[int] = []
     sinks = [v for v in range(problem.n) if not problem.succs[v]]

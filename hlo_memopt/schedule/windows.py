@@ -6,6 +6,7 @@ over down-closed sets (`exact`), and where that grows too large by the MODeL int
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,22 +56,33 @@ def improve_windows(
     return best
 
 
+class _Window:
+    """The nodes at [low, high) of an order as a problem of their own, and the order with them put anew."""
+
+    def __init__(self, flat: Flat, order: np.ndarray, low: int, high: int) -> None:
+        self._order, self._low, self._high = order, low, high
+        before = np.zeros(flat.n, dtype=bool)
+        before[order[:low]] = True
+        self.part, self.base = flat.part(before, order[low:high])
+
+    def put(self, local: Sequence[int]) -> np.ndarray:
+        new = self._order.copy()
+        new[self._low : self._high] = self._order[self._low : self._high][list(local)]
+        return new
+
+
 def _solve(
     flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget, may_ask: bool
 ) -> tuple[np.ndarray | None, int]:
     """The order with [low, high) solved anew if that lowers the window's peak, and integer programs used."""
-    nodes = order[low:high]
-    if len(nodes) < 3:
+    if high - low < 3:
         return None, 0
-    before = np.zeros(flat.n, dtype=bool)
-    before[order[:low]] = True
-    part, base = flat.part(before, nodes)
-    peak = int(part.profile(np.arange(part.n)).max()) + base
-    found = solve_exact(part.to_problem(), max_states=budget.states, upper_bound=peak, fixed=base)
+    window = _Window(flat, order, low, high)
+    peak = int(window.part.profile(np.arange(window.part.n)).max()) + window.base
+    problem = window.part.to_problem()
+    found = solve_exact(problem, max_states=budget.states, upper_bound=peak, fixed=window.base)
     if found.order is not None:
-        new = order.copy()
-        new[low:high] = nodes[list(found.order)]
-        return new, 0
+        return window.put(found.order), 0
     if found.proven or not may_ask:
         return None, 0
     return _ask_program(flat, order, low, high, budget), 1
@@ -78,20 +90,13 @@ def _solve(
 
 def _ask_program(flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget) -> np.ndarray | None:
     """The integer program on a shorter window around the peak."""
-    profile = flat.profile(order)
-    at = low + int(np.argmax(profile[low:high]))
+    at = low + int(np.argmax(flat.profile(order)[low:high]))
     low = max(low, at - budget.ilp_nodes // 2)
-    high = min(high, low + budget.ilp_nodes)
-    nodes = order[low:high]
-    before = np.zeros(flat.n, dtype=bool)
-    before[order[:low]] = True
-    part, base = flat.part(before, nodes)
-    given = list(range(part.n))
+    window = _Window(flat, order, low, min(high, low + budget.ilp_nodes))
+    given = list(range(window.part.n))
     result = solve_order(
-        part.to_problem(), incumbent=given, fixed=base, max_nodes=budget.branches, max_seconds=10.0
+        window.part.to_problem(), incumbent=given, fixed=window.base, max_nodes=budget.branches, max_seconds=10.0
     )
     if result.order is None or list(result.order) == given:
         return None
-    new = order.copy()
-    new[low:high] = nodes[list(result.order)]
-    return new
+    return window.put(result.order)
