@@ -18,7 +18,7 @@ from hlo_memopt.liveness.dataflow import Dataflow
 from hlo_memopt.options import Options
 from hlo_memopt.pack.assignment import simulate
 from hlo_memopt.planner import Plan, plan_module
-from hlo_memopt.planner.floor import lower_bound
+from hlo_memopt.planner.floor import FloorBudget, lower_bound
 from hlo_memopt.planner.problems import ProblemBuilder
 from hlo_memopt.platforms import platform
 from hlo_memopt.rewrite import add_control_dependencies, put_schedule
@@ -225,7 +225,7 @@ def test_the_floor_holds_for_every_order_of_a_small_module(seed: int) -> None:
     best = min(simulate(dataflow, {**module.schedule, entry: o}).live_peak for o in orders)
     plan = plan_module(caught.module)
     kind = simulate(dataflow, module.schedule).kind
-    assert lower_bound(dataflow, module.schedule, kind, cuts=50) <= best or len(orders) > 3000
+    assert lower_bound(dataflow, module.schedule, kind, FloorBudget(50, 20, 8)) <= best or len(orders) > 3000
     assert plan.lower_bound <= plan.peak_after
     if len(orders) <= 3000:
         assert plan.lower_bound <= best

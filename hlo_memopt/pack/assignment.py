@@ -6,6 +6,7 @@ of their own, which temporaries may use while they are idle; every other value g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hlo_memopt.hlo.graph import Instruction
@@ -39,6 +40,7 @@ class Assignment:
       events: the live periods behind it.
       kind: buffer id -> "parameter", "constant", "live-out", "thread-local", "tuple", "no-table" (a tuple that XLA
         drops), "heap", or "in-allocation" for a temporary that lies in the allocation of an idle parameter or result.
+      lies_in: buffer id -> id of the buffer in whose allocation it lies, where that is another one's.
     """
 
     temp: int
@@ -50,6 +52,7 @@ class Assignment:
     offsets: dict[int, int]
     events: list[Event]
     kind: dict[int, str]
+    lies_in: dict[int, int]
     ranges: LiveRanges = field(repr=False)
 
 
@@ -57,7 +60,7 @@ def simulate(dataflow: Dataflow, schedule: Schedule) -> Assignment:
     """What XLA's buffer assignment does with ``schedule`` (computation id -> instruction ids)."""
     ranges = live_ranges(dataflow, schedule)
     normalize_buffers(dataflow, ranges)
-    kind = _classify(dataflow, ranges)
+    kind, lies_in = _classify(dataflow, ranges)
     tables = table_bytes(dataflow, kind)
     events, live_by_step, chunks = _run_heap(dataflow, ranges, kind)
     heap, offset_of = place(chunks, dataflow.platform.alignment)
@@ -65,7 +68,7 @@ def simulate(dataflow: Dataflow, schedule: Schedule) -> Assignment:
     live_peak = max(live_by_step, default=0)
     step = live_by_step.index(live_peak) if live_by_step else 0
     return Assignment(
-        heap + tables, heap, tables, live_peak, step, live_by_step, offsets, events, kind, ranges
+        heap + tables, heap, tables, live_peak, step, live_by_step, offsets, events, kind, lies_in, ranges
     )
 
 
@@ -78,21 +81,13 @@ def table_bytes(dataflow: Dataflow, kind: dict[int, str]) -> int:
 # -- which buffers go to the heap ----------------------------------------------------------------------------
 
 
-def _classify(dataflow: Dataflow, ranges: LiveRanges) -> dict[int, str]:
+def _classify(dataflow: Dataflow, ranges: LiveRanges) -> tuple[dict[int, str], dict[int, int]]:
     entry = dataflow.module.entry
     live_out = {dataflow.buffer_of[v.id].id for v in dataflow.trees[entry.root_id].values()}
+    buffers = sorted(dataflow.buffers, key=allocation_order(dataflow))
     aliased = {(a.parameter, a.parameter_index) for a in dataflow.module.aliases}
-    order = {
-        instruction.id: n
-        for n, instruction in enumerate(
-            i for c in dataflow.visited for i in dataflow.module.computations[c].instructions
-        )
-    }
-    buffers = sorted(
-        dataflow.buffers,
-        key=lambda b: (-b.bytes, b.id not in live_out, min(order[v.instruction.id] for v in b.values)),
-    )
     kind: dict[int, str] = {}
+    lies_in: dict[int, int] = {}
     reusable: list[_Allocation] = []
     by_buffer: dict[int, _Allocation] = {}
     for buffer in buffers:
@@ -118,6 +113,7 @@ def _classify(dataflow: Dataflow, ranges: LiveRanges) -> dict[int, str]:
         if target is not None:
             target.add(buffer)
             by_buffer[buffer.id] = target
+            lies_in[buffer.id] = target.owner
             kind[buffer.id] = "live-out" if out else "in-allocation"
         elif out:
             kind[buffer.id] = "live-out"
@@ -125,7 +121,22 @@ def _classify(dataflow: Dataflow, ranges: LiveRanges) -> dict[int, str]:
             reusable.append(allocation)
         else:
             kind[buffer.id] = "heap"
-    return kind
+    return kind, lies_in
+
+
+def allocation_order(dataflow: Dataflow) -> Callable[[Buffer], tuple[int, bool, int]]:
+    """Sort key: XLA assigns buffers from large to small, results first among equals, then as instructions are listed.
+
+    A temporary goes to the last allocation in this order that is large enough and idle.
+    """
+    live_out = {dataflow.buffer_of[v.id].id for v in dataflow.trees[dataflow.module.entry.root_id].values()}
+    place = {
+        instruction.id: n
+        for n, instruction in enumerate(
+            i for c in dataflow.visited for i in dataflow.module.computations[c].instructions
+        )
+    }
+    return lambda b: (-b.bytes, b.id not in live_out, min(place[v.instruction.id] for v in b.values))
 
 
 def _fixed_kind(buffer: Buffer, entry: int, ranges: LiveRanges) -> str | None:
@@ -157,6 +168,7 @@ class _Allocation:
     """An allocation of a result or a donated parameter, in which temporaries may lie while it is idle."""
 
     def __init__(self, buffer: Buffer, ranges: LiveRanges) -> None:
+        self.owner = buffer.id
         self.bytes = buffer.bytes
         self.ranges = ranges
         self.busy: list[tuple[int, int, Value]] = []

@@ -1,20 +1,8 @@
 """A floor for temp under every order: minimum cuts on a problem in which nothing is counted that XLA might save.
 
 Beside the heap XLA has places that cost no temp: the allocations of results and of donated parameters while they
-are idle, one temporary at a time in each. What lies in them is a matching of live temporaries b to idle places i, so by
-the dual of that assignment no state saves more than
-
-    sum of u(i) over idle places + sum of w(b) over live temporaries,    u(i) + w(b) >= size(b) wherever b may lie in i.
-
-An allocation of a donated parameter is idle from the parameter's last reader to the writer of the result. Where a
-temporary q is made by such a reader and read by that writer (XLA's copy of the parameter), q is alive whenever the
-place is idle: q is the place's companion. It never lies there itself (unless it may take over the parameter's bytes),
-and u(i) comes off q's bytes, exactly where the cut pays for q. Any u gives a true floor with
-
-    w(b) = max(0, size(b) - u(j)) over the places j in which b may lie.
-
-We take u(i) = the largest temporary that fits, is alive at the peak of a good order, and is nobody's companion, and
-lower the bound of node v by u(i) for every place without a companion that may be idle while v runs.
+are idle (`idle`). What may lie in them comes off the cuts at prices that hold for every order (`prices`). First many
+nodes are tried under simple prices, then the best of them under prices made for each.
 
 Inside called computations operands may die early: what a call brings up is counted without them.
 """
@@ -22,9 +10,7 @@ Inside called computations operands may die early: what a call brings up is coun
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
@@ -32,36 +18,32 @@ from hlo_memopt.hlo.graph import Instruction
 from hlo_memopt.liveness.dataflow import Buffer, Dataflow, Value
 from hlo_memopt.liveness.inplace import in_place_pairs
 from hlo_memopt.liveness.ranges import Schedule, flattened_callees
-from hlo_memopt.liveness.sharing import can_share
+from hlo_memopt.planner.idle import Fits, idle_places
+from hlo_memopt.planner.prices import NodePrices, Prices
 from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.flat import Flat
-from hlo_memopt.schedule.problem import Buffer as ProblemBuffer
 from hlo_memopt.schedule.problem import Problem
 
-_SIZES = 6  # sizes of idle allocations that are tried as thresholds
-_RETRIES = 4
 _NEAR = 8  # nodes before and behind a binding one that are looked at
-_NEVER = -1  # the writer of an allocation that is not written again
+_WORTH = 0.97  # nodes that cannot reach this share of the best bound so far are left out
 
 
-@dataclass(frozen=True)
-class _Idle:
-    """An allocation that may hold a temporary: after ``readers`` have run and before ``writer`` has."""
+@dataclasses.dataclass(frozen=True)
+class FloorBudget:
+    """``cuts`` under simple prices, about; then ``nodes`` nodes with ``rounds`` rounds of prices of their own."""
 
-    readers: frozenset[int]
-    writer: int
-    bytes: int
-    companion: int  # buffer of the problem; -1: none
-    takes_itself: bool  # whether the companion may lie in it
+    cuts: int
+    nodes: int
+    rounds: int
 
 
 def lower_bound(
     dataflow: Dataflow,
     schedule: Schedule,
     kind: dict[int, str],
-    cuts: int,
+    budget: FloorBudget,
     binding: Set[int] = frozenset(),
     deadline: float | None = None,
 ) -> int:
@@ -70,7 +52,7 @@ def lower_bound(
     Args:
       schedule: a good order; the cuts look where its peak is.
       kind: of each buffer, see `pack.assignment.Assignment`.
-      cuts: how many minimum cuts a computation may cost, about.
+      budget: for each computation.
       binding: instructions whose cuts are likely to bind.
       deadline: time.perf_counter() after which the bound is taken as it stands (weaker, but true).
     """
@@ -78,157 +60,129 @@ def lower_bound(
     floors: dict[int, int] = {}
     for computation_id in builder.computations():
         item = builder.build(computation_id, {})
-        idle = _idle_allocations(dataflow, builder, item, kind)
-        floors[computation_id] = _floor_of(dataflow, item, idle, floors, cuts, binding, builder, deadline)
+        floors[computation_id] = _Floor(dataflow, builder, item, kind, floors).search(budget, binding, deadline)
     tables = sum(b.bytes for b in dataflow.buffers if kind[b.id] == "tuple")  # however XLA aligns them
     return floors[dataflow.module.entry.id] + tables
 
 
-def _floor_of(
-    dataflow: Dataflow,
-    item: ComputationProblem,
-    idle: list[_Idle],
-    floors: dict[int, int],
-    cuts: int,
-    binding: Set[int],
-    builder: ProblemBuilder,
-    deadline: float | None,
-) -> int:
-    problem = item.problem
-    nested = [max((floors.get(c, 0) for c in _callees(item, cluster)), default=0) for cluster in item.clusters]
-    if not problem.buffers:
-        return max(nested, default=0)
-    flat = Flat.of(problem)
-    calls = {v: max(0, n - _may_die_inside(dataflow, item, builder, v)) for v, n in enumerate(nested) if n}
-    wanted = [v for v, cluster in enumerate(item.clusters) if not binding.isdisjoint(cluster)]
-    companions = {place.companion for place in idle}
-    single = np.array([j not in companions for j in range(len(flat.size))])
-    inside = [x.bytes for c in builder.computations() if c != item.computation.id for x in builder.owned(c)]
-    best = 0
-    reach = _Reach(problem)
-    for smallest, at_binding in product(_thresholds(idle), (False, True)):
-        if passed(deadline):
-            break
-        alive = _alive_at(flat, wanted[0] if at_binding and wanted else None)
-        temporaries = np.sort(flat.size[single & alive])
-        price = [_price(place, temporaries, smallest) for place in idle]
-        size = np.where(flat.size > smallest, flat.size, 0)
-        rest: list[tuple[_Idle, int]] = []
-        for j in np.flatnonzero(size).tolist():
-            size[j] -= max(0, size[j] - min(_hosts(idle, price, j, int(size[j])), default=size[j]))
-        for place, u in zip(idle, price, strict=True):
-            q = place.companion
-            paid = min(u, int(size[q])) if q >= 0 else 0
-            if q >= 0:
-                size[q] -= paid
-            if u > paid:
-                rest.append((place, u - paid))
-        counted = dataclasses.replace(flat, size=size)
-        own = counted.own_bytes()
-        beyond = sum(
-            max(0, max((b for b in inside if b <= p.bytes), default=0) - u) for p, u in zip(idle, price, strict=True)
-        )
-        for v, nested_bytes in calls.items():
-            own[v] = max(int(own[v]), nested_bytes - beyond if not smallest else 0)
-        held = _held(idle, price, problem.buffers, smallest)
-        bound, node = _best_cut(counted, own, rest, held, wanted, cuts if not smallest else _RETRIES, reach)
-        if bound > best:
-            best = bound
-            wanted = [node, *(v for v in wanted if v != node)]
-    return best
+class _Floor:
+    """The floor of one computation; ``floors``: those of the computations that it calls."""
 
+    def __init__(
+        self,
+        dataflow: Dataflow,
+        builder: ProblemBuilder,
+        item: ComputationProblem,
+        kind: dict[int, str],
+        floors: dict[int, int],
+    ) -> None:
+        self.item = item
+        self.problem = item.problem
+        self.nested = [max((floors.get(c, 0) for c in _callees(item, cluster)), default=0) for cluster in item.clusters]
+        if not self.problem.buffers:
+            return
+        self.flat = Flat.of(self.problem)
+        self.places = idle_places(dataflow, builder, item, kind)
+        self.fits = Fits(self.problem, self.places)
+        self.reach = _Reach(self.problem)
+        # what a call needs inside, less operands that may die there
+        self.calls = {
+            v: max(0, n - _may_die_inside(dataflow, item, builder, v)) for v, n in enumerate(self.nested) if n
+        }
+        inside = [x.bytes for c in builder.computations() if c != item.computation.id for x in builder.owned(c)]
+        # the most that a temporary of a called computation may save in each place
+        self.inner = [max((b for b in inside if b <= p.bytes), default=0) if self.calls else 0 for p in self.places]
 
-def _thresholds(idle: list[_Idle]) -> list[int]:
-    """Count temporaries above so many bytes: above 0, and above the largest few sizes of idle allocations.
+    def search(self, budget: FloorBudget, binding: Set[int], deadline: float | None) -> int:
+        if not self.problem.buffers:
+            return max(self.nested, default=0)
+        wanted = [v for v, cluster in enumerate(self.item.clusters) if not binding.isdisjoint(cluster)]
+        found = self._under_simple_prices(wanted, budget.cuts)
+        best = max((bound for bound, _ in found), default=0)
+        for _, v in sorted(found, reverse=True)[: budget.nodes] if self.places else ():
+            if passed(deadline):
+                break
+            best = max(best, self._at_node(v, budget.rounds))
+        return best
 
-    Each gives a true floor: what is not counted needs no saving.
-    """
-    return [0, *sorted({place.bytes for place in idle}, reverse=True)[:_SIZES]]
+    def _own(self, flat: Flat, price: dict[int, int], calls: Iterable[int]) -> np.ndarray:
+        """By node, what it brings up itself; what ``calls`` need inside, under some prices by place, included."""
+        own = flat.own_bytes()
+        for call in calls:
+            beyond = 0
+            for i, (place, inner) in enumerate(zip(self.places, self.inner, strict=True)):
+                # a companion that the call itself makes is not there yet, and pays nothing
+                late = place.companion >= 0 and self.flat.producer[place.companion] == call
+                beyond += max(0, inner - (0 if late else price.get(i, 0)))
+            own[call] = max(int(own[call]), self.calls[call] - beyond)
+        return own
 
-
-def _alive_at(flat: Flat, node: int | None) -> np.ndarray:
-    """Mask of the buffers that are alive at a node, or at the peak, of the given order (0, 1, 2, ...)."""
-    at = int(np.argmax(flat.profile(np.arange(flat.n)))) if node is None else node
-    last = flat.producer.copy()
-    np.maximum.at(last, flat.use_buffer, flat.use_node)
-    return (flat.producer <= at) & ((last >= at) | flat.live_out)
-
-
-def _hosts(idle: list[_Idle], price: list[int], buffer: int, size: int) -> Iterator[int]:
-    """Prices of the places in which a buffer of the problem may lie."""
-    for place, u in zip(idle, price, strict=True):
-        if place.bytes >= size and (place.companion != buffer or place.takes_itself):
-            yield u
-
-
-def _price(place: _Idle, temporaries: np.ndarray, smallest: int) -> int:
-    """u of a place: the largest of some temporaries that fits; 0 if it is not counted."""
-    fitting = int(np.searchsorted(temporaries, place.bytes, side="right"))
-    u = int(temporaries[fitting - 1]) if fitting else 0
-    return u if u > smallest else 0
-
-
-def _held(
-    idle: list[_Idle], price: list[int], buffers: tuple[ProblemBuffer, ...], smallest: int
-) -> list[tuple[int, ProblemBuffer]]:
-    """Uncounted companions of which, while they are alive, as many bytes are in the heap beside what is counted.
-
-    Such a q may lie in another place only. Either that place's price was granted for nothing, or its companion is
-    uncounted too and no smaller; it may lie in another's place in turn, but the first of them lies in none.
-    """
-    out = []
-    for place in idle:
-        q = place.companion
-        if q < 0 or buffers[q].size > smallest or place.takes_itself:
-            continue
-        size = buffers[q].size
-        hosts = ((p, u) for p, u in zip(idle, price, strict=True) if p.bytes >= size)
-        if all(
-            u >= size or (p.companion >= 0 and size <= buffers[p.companion].size <= smallest and not p.takes_itself)
-            for p, u in hosts
-        ):
-            out.append((size, buffers[q]))
-    return out
-
-
-def _best_cut(
-    flat: Flat,
-    own: np.ndarray,
-    rest: list[tuple[_Idle, int]],
-    held: list[tuple[int, ProblemBuffer]],
-    wanted: list[int],
-    cuts: int,
-    reach: _Reach,
-) -> tuple[int, int]:
-    """The largest bound over the wanted nodes, their neighbours, and the nodes at the peaks of the given order.
-
-    ``rest``: places whose price (what is left of it) comes off where they may be idle. Returns (bound, its node).
-    """
-    profile = flat.profile(np.arange(flat.n))
-    near = [w for v in wanted for w in range(max(0, v - _NEAR), min(flat.n, v + _NEAR + 1))]
-    near.sort(key=lambda v: -profile[v])
-    highest = np.argsort(-profile, kind="stable")[: 4 * cuts].tolist()
-    largest = max((size for size, _ in held), default=0)
-    if not flat.size.any() and not held:
-        return int(own.max(initial=0)), -1
-    finder = CutFinder(flat, own)
-    bound, binding, spent = 0, -1, 0
-    for v in dict.fromkeys([*wanted, *near[:cuts], *highest]):
-        if spent >= 2 * cuts or profile[v] + largest <= bound:
-            continue
-        extra = 0
-        if rest or held:
-            before, after = reach.of(v)
-            alive = (s for s, b in held if b.producer in before - {v} and not after.isdisjoint(b.consumers))
-            extra = max(alive, default=0)
-            # v itself may still write over what lies there, or have its own result there
-            extra -= sum(u for p, u in rest if p.writer not in before - {v} and not p.readers & (after - {v}))
-        if profile[v] + extra > bound:
+    def _under_simple_prices(self, wanted: list[int], cuts: int) -> list[tuple[int, int]]:
+        """(bound, node) of nodes that may bind. u of a place: the largest temporary that fits, alive at the peak."""
+        flat, given = self.flat, np.arange(self.flat.n)
+        at = int(np.argmax(flat.profile(given)))
+        single = np.ones(len(flat.size), dtype=bool)
+        single[[place.companion for place in self.places if place.companion >= 0]] = False
+        temporaries = np.sort(flat.size[single & self._alive(given < at, at)])
+        fitting = [int(np.searchsorted(temporaries, place.bytes, side="right")) for place in self.places]
+        u = np.array([temporaries[k - 1] if k else 0 for k in fitting], dtype=np.int64)
+        nobody = np.zeros(len(flat.size), dtype=bool)
+        everywhere = NodePrices(flat, self.fits, (1 << len(self.places)) - 1, nobody)
+        size, unpaid, _ = everywhere.reduced(Prices(u, np.zeros(0, np.int64)))
+        rest = [(1 << i, b) for i, b in enumerate(unpaid.tolist()) if b]
+        reduced = dataclasses.replace(flat, size=size)
+        own = self._own(reduced, dict(enumerate(u.tolist())), self.calls)
+        profile = reduced.profile(given)
+        near = [w for v in wanted for w in range(max(0, v - _NEAR), min(flat.n, v + _NEAR + 1))]
+        near.sort(key=lambda v: -profile[v])
+        highest = np.argsort(-profile, kind="stable")[: 4 * cuts].tolist()
+        finder = CutFinder(reduced, own) if size.any() else None
+        found: list[tuple[int, int]] = []
+        best, spent = 0, 0
+        for v in dict.fromkeys([*wanted, *near[:cuts], *highest]):
+            idle = self.fits.idle_at(v)
+            off = sum(b for bit, b in rest if idle & bit)
+            if spent >= 2 * cuts or max(profile[v], own[v]) - off <= _WORTH * best:
+                continue
             spent += 1
-            found = finder.cut(v).bound + extra
-            if found > bound:
-                bound, binding = found, v
-    return bound, binding
+            bound = (finder.cut(v).bound if finder else int(own[v])) - off
+            found.append((bound, v))
+            best = max(best, bound)
+        return found
+
+    def _at_node(self, v: int, rounds: int) -> int:
+        """The bound of ``v`` under prices of its own."""
+        flat = self.flat
+        before, after = self.reach.of(v)
+        ran = np.zeros(flat.n, dtype=bool)
+        ran[list(before - {v})] = True
+        waits = np.zeros(flat.n, dtype=bool)
+        waits[list(after)] = True
+        certain = flat.live_out.copy()
+        certain[flat.use_buffer[waits[flat.use_node]]] = True
+        certain &= np.append(ran, True)[flat.producer]
+        prices = NodePrices(flat, self.fits, self.fits.idle_at(v), certain)
+        calls = [v] if v in self.calls else []
+
+        def cut(size: np.ndarray, at: Prices) -> tuple[int, np.ndarray]:
+            reduced = dataclasses.replace(flat, size=size)
+            own = self._own(reduced, dict(zip(prices.places, at.u.tolist(), strict=True)), calls)
+            if not size.any():
+                return int(own[v]), np.zeros(len(size), dtype=bool)
+            found = CutFinder(reduced, own).cut(v)
+            return found.bound, self._alive(found.before, v)
+
+        return prices.improve(cut, self._alive(np.arange(flat.n) < v, v), rounds)
+
+    def _alive(self, ran: np.ndarray, v: int) -> np.ndarray:
+        """Mask of the buffers that are alive while ``v`` runs after the mask ``ran`` of nodes."""
+        flat = self.flat
+        started = np.append(ran, True)[flat.producer] | (flat.producer == v)
+        started[flat.reuse_to[flat.reuse_node == v]] = False  # it may take over an operand's bytes
+        pending = np.zeros(len(flat.size), dtype=bool)
+        later = ~ran[flat.use_node] | (flat.use_node == v)
+        pending[flat.use_buffer[later]] = True
+        return started & (pending | flat.live_out)
 
 
 class _Reach:
@@ -258,60 +212,6 @@ class _Reach:
 def _callees(item: ComputationProblem, cluster: list[int]) -> list[int]:
     by_id = item.computation.by_id
     return [c for i in cluster for c in flattened_callees(by_id[i])]
-
-
-def _idle_allocations(
-    dataflow: Dataflow, builder: ProblemBuilder, item: ComputationProblem, kind: dict[int, str]
-) -> list[_Idle]:
-    """Allocations of results and donated parameters that some order of this computation leaves idle for a while.
-
-    In the entry: before a result is written, after a donated parameter was last read. In a loop or a branch: between
-    the last reader of the value that came in and the writer of the one that goes out.
-    """
-    computation = item.computation
-    is_entry = computation.id == dataflow.module.entry.id
-    aliased = {(a.parameter, a.parameter_index) for a in dataflow.module.aliases}
-    node_of = {i: v for v, cluster in enumerate(item.clusters) for i in cluster}
-    found: list[_Idle] = []
-    for buffer in dataflow.buffers:
-        if kind[buffer.id] not in ("parameter", "live-out") or any(v.shape.is_tuple for v in buffer.values):
-            continue
-        given = [
-            v for v in buffer.values if v.instruction.opcode == "parameter" and v.instruction.computation is computation
-        ]
-        if is_entry and not all((v.instruction.parameter_number, v.index) in aliased for v in given):
-            continue
-        nodes = (builder.node(computation.id, v.instruction, node_of) for v in buffer.values if v not in given)
-        writers = [w for w in nodes if w is not None]
-        if not buffer.bytes or not (given or writers):
-            continue
-        readers = set().union(*(builder.touching(computation.id, v, node_of) for v in given))
-        readers -= {node_of[v.instruction.id] for v in given}
-        writer = min(writers, default=_NEVER)
-        if given and writer in readers:
-            continue  # read until it is overwritten: never idle
-        companion = -1
-        for j, b in enumerate(item.problem.buffers):
-            follows = b.producer in readers and writer in b.consumers and b.size <= buffer.bytes
-            if follows and (companion < 0 or b.size > item.problem.buffers[companion].size):
-                companion = j
-        takes = companion >= 0 and any(
-            _may_take_over(dataflow, item, given, i) for i in item.clusters[item.problem.buffers[companion].producer]
-        )
-        found.append(_Idle(frozenset(readers), writer, buffer.bytes, companion, takes))
-    return found
-
-
-def _may_take_over(dataflow: Dataflow, item: ComputationProblem, given: list[Value], instruction_id: int) -> bool:
-    """Whether an instruction may write a result over one of the values that came in."""
-    user = item.computation.by_id[instruction_id]
-    for operand in user.operands:
-        for index, value in dataflow.trees[operand].items():
-            if value in given and any(
-                can_share(item.computation.by_id[operand], index, user, at) for at, _ in user.shape.leaves()
-            ):
-                return user.opcode != "copy"
-    return False
 
 
 def _may_die_inside(dataflow: Dataflow, item: ComputationProblem, builder: ProblemBuilder, v: int) -> int:

@@ -9,29 +9,17 @@ from typing import Any
 
 from hlo_memopt.hlo.graph import Module, ShapeIndex
 from hlo_memopt.liveness.dataflow import Dataflow
-from hlo_memopt.liveness.ranges import Schedule
 from hlo_memopt.options import Options
-from hlo_memopt.pack.assignment import Assignment, simulate
-from hlo_memopt.planner.floor import lower_bound
-from hlo_memopt.planner.problems import ProblemBuilder
+from hlo_memopt.pack.assignment import simulate
+from hlo_memopt.planner.floor import FloorBudget, lower_bound
+from hlo_memopt.planner.improve import Candidate, fill_places, improve
 from hlo_memopt.platforms import Platform
 from hlo_memopt.platforms import platform as platform_named
 from hlo_memopt.rewrite import put_schedule
-from hlo_memopt.schedule.divide import passed
-from hlo_memopt.schedule.search import OPTIMAL, search, smoothed
+from hlo_memopt.schedule.search import OPTIMAL
 
-# How often the buffers that lie in idle allocations are looked at anew: where they lie depends on the order.
-_ROUNDS = {"fast": 1, "default": 2, "max": 4}
-
-# A round's problem is taken to be the right one if its peak comes out within this share
-_SAME_HEAP = 0.02
-# Orders that are packed, to take the best
-_PACKED = {"fast": 2, "default": 8, "max": 8}
-# What is alive above these shares of the peak is lowered where packing wastes memory
-_SMOOTH = (0.97, 0.9)
-# Share of the heap lost to fragmentation that is worth another look
-_WASTE = 0.002
-_FLOOR_CUTS = {"fast": 4, "default": 12, "max": 400}
+# Cuts of the floor
+_FLOOR = {"fast": FloorBudget(4, 1, 2), "default": FloorBudget(12, 3, 4), "max": FloorBudget(400, 40, 20)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +83,6 @@ class Plan:
         }
 
 
-@dataclasses.dataclass
-class _Candidate:
-    schedule: Schedule
-    assignment: Assignment
-
-
 def plan_module(data: bytes, platform: str = "cpu", options: Options | None = None) -> Plan:
     """Plan a scheduled module (serialized HloModuleProto).
 
@@ -113,18 +95,27 @@ def plan_module(data: bytes, platform: str = "cpu", options: Options | None = No
     if not module.is_scheduled:
         raise ValueError(f"module {module.name!r} has no schedule")
     dataflow = Dataflow(module, target)
-    given = _Candidate(module.schedule, simulate(dataflow, module.schedule))
-    best, timed_out = given, False
+    given = Candidate(module.schedule, simulate(dataflow, module.schedule))
+    best, timed_out, bound = given, False, 0
     binding: set[int] = set()
     deadline = None if options.time_limit is None else started + options.time_limit
+
+    def floor(candidate: Candidate) -> int:
+        if not candidate.assignment.temp:
+            return 0
+        kind = candidate.assignment.kind
+        return lower_bound(dataflow, candidate.schedule, kind, _FLOOR[options.effort], binding, deadline)
+
     if options.reorder and given.assignment.temp:
-        best, timed_out = _improve(dataflow, given, options, deadline, binding)
+        best, timed_out = improve(dataflow, given, options, deadline, binding)
+        bound = floor(best)
+        filled, late = fill_places(dataflow, best, options, deadline, bound)
+        timed_out |= late
+        if filled is not best:
+            best, bound = filled, max(bound, floor(filled))
     if not _worth_it(target, given.assignment.temp, best.assignment.temp):
         best = given
-    bound = 0
-    if best.assignment.temp:
-        cuts = _FLOOR_CUTS[options.effort]
-        bound = lower_bound(dataflow, best.schedule, best.assignment.kind, cuts, binding, deadline)
+    bound = bound or floor(best)
     return _make_plan(module, target, options, given, best, bound, timed_out, started)
 
 
@@ -133,81 +124,12 @@ def _worth_it(target: Platform, before: int, after: int) -> bool:
     return after < before * (1 - target.model_error)
 
 
-def _improve(
-    dataflow: Dataflow, given: _Candidate, options: Options, deadline: float | None, binding: set[int]
-) -> tuple[_Candidate, bool]:
-    """The best schedule found. Adds to ``binding`` the instructions whose cuts bound the searches."""
-    best, timed_out = given, False
-    for _ in range(_ROUNDS[options.effort]):
-        kind = best.assignment.kind
-        builder = ProblemBuilder(dataflow, best.schedule, lambda b, kind=kind: kind[b.id] == "heap")  # type: ignore[misc]
-        found, peak, late = _round(dataflow, builder, best, options, deadline, binding)
-        timed_out |= late
-        if found.assignment.temp >= best.assignment.temp:
-            break
-        best = found
-        if timed_out or abs(best.assignment.live_peak - peak) <= _SAME_HEAP * peak:
-            break
-    return best, timed_out
-
-
-def _round(
-    dataflow: Dataflow,
-    builder: ProblemBuilder,
-    start: _Candidate,
-    options: Options,
-    deadline: float | None,
-    binding: set[int],
-) -> tuple[_Candidate, int, bool]:
-    """Plan every computation, callees first; of the good orders of the one that holds most take what XLA packs best.
-
-    Also the peak that the entry's problem promised, and whether the deadline bit.
-    """
-    schedule = dict(start.schedule)
-    peaks: dict[int, int] = {}
-    timed_out = False
-    lead, lead_bytes = None, -1
-    for computation_id in builder.computations():
-        item = builder.build(computation_id, peaks)
-        result = search(item.problem, options.effort, deadline)
-        timed_out |= result.timed_out
-        if result.node >= 0:
-            binding.add(item.clusters[result.node][0])
-        peaks[computation_id] = result.peak
-        schedule[computation_id] = item.expand(result.orders[0])
-        own_bytes = result.peak - max(item.problem.transient, default=0)
-        if own_bytes > lead_bytes:
-            lead, lead_bytes = (item, result), own_bytes
-    assert lead is not None, "a module has an entry"
-    item, result = lead
-
-    def packed(order: list[int]) -> tuple[_Candidate, list[int]]:
-        candidate = {**schedule, item.computation.id: item.expand(order)}
-        return _Candidate(candidate, simulate(dataflow, candidate)), order
-
-    tried = [packed(result.orders[0])]
-    for order in result.orders[1 : _PACKED[options.effort]]:
-        if not passed(deadline):
-            tried.append(packed(order))
-    tried.sort(key=lambda t: t[0].assignment.temp)
-    if _fragmented(tried[0][0].assignment) and not passed(deadline):
-        order = tried[0][1]
-        tried += [packed(smoothed(item.problem, order, above, options.effort, deadline)) for above in _SMOOTH]
-    best = min((t[0] for t in tried), key=lambda c: c.assignment.temp)
-    return best, peaks[dataflow.module.entry.id], timed_out or passed(deadline)
-
-
-def _fragmented(assignment: Assignment) -> bool:
-    """Whether XLA's placement wastes enough to look for an order that packs better."""
-    return assignment.heap - assignment.live_peak > _WASTE * assignment.heap
-
-
 def _make_plan(
     module: Module,
     target: Platform,
     options: Options,
-    given: _Candidate,
-    best: _Candidate,
+    given: Candidate,
+    best: Candidate,
     bound: int,
     timed_out: bool,
     started: float,

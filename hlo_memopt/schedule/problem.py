@@ -12,6 +12,7 @@ output c of v with equal size may take over b's bytes, so that b and c are count
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -92,7 +93,7 @@ def live_intervals(problem: Problem, order: np.ndarray) -> tuple[np.ndarray, np.
     return start, end
 
 
-def usage_profile(problem: Problem, order: np.ndarray | list[int]) -> np.ndarray:
+def usage_profile(problem: Problem, order: np.ndarray | Sequence[int]) -> np.ndarray:
     """Bytes in use at each step of ``order`` (int64, shape [n])."""
     order = np.asarray(order, dtype=np.int64)
     a = problem.arrays
@@ -120,7 +121,7 @@ def usage_profile(problem: Problem, order: np.ndarray | list[int]) -> np.ndarray
     return usage
 
 
-def peak(problem: Problem, order: np.ndarray | list[int]) -> int:
+def peak(problem: Problem, order: np.ndarray | Sequence[int]) -> int:
     """The largest entry of `usage_profile`, 0 for an empty problem."""
     profile = usage_profile(problem, order)
     return int(profile.max()) if len(profile) else 0
