@@ -17,6 +17,7 @@ class Platform:
       tiled: whether layouts are tiled and padded (TPU).
       model_error: relative error that our prediction of XLA's temp may have; a plan must promise more than that.
         None is asked for on TPU: the compiler assigns on-chip memory after our hook, so both ways are compiled.
+      elides_copies: whether copies of donated arguments may be left out: where XLA's own runs were compared bit by bit.
       takes_over_anywhere: whether XLA lets an instruction write over an operand that was last seen elsewhere (jaxlib
         0.10 looks only at the place where a value is last seen).
     """
@@ -26,12 +27,13 @@ class Platform:
     pointer_bytes: int = 8
     tiled: bool = False
     model_error: float = 0.0
+    elides_copies: bool = False
     takes_over_anywhere: bool = True
 
 
 PLATFORMS: dict[str, Platform] = {
-    "cpu": Platform("cpu", alignment=64, model_error=0.002),
-    "cuda": Platform("cuda", alignment=128, model_error=0.01),
+    "cpu": Platform("cpu", alignment=64, model_error=0.002, elides_copies=True),
+    "cuda": Platform("cuda", alignment=128, model_error=0.002),
     "tpu": Platform("tpu", alignment=512, pointer_bytes=4, tiled=True),
 }
 

@@ -23,14 +23,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from hlo_memopt.check import check_rewrite
+from hlo_memopt.elide import needless_copies
 from hlo_memopt.hlo import proto
-from hlo_memopt.hlo.graph import Instruction, Module
+from hlo_memopt.hlo.graph import Module
 from hlo_memopt.hlo.wire import bytes_field, fields, int_field
-from hlo_memopt.hook.verify import check_carried, check_copies
-from hlo_memopt.liveness.dataflow import Dataflow, Value
-from hlo_memopt.liveness.sharing import can_share
+from hlo_memopt.hook.verify import check_carried
+from hlo_memopt.liveness.dataflow import Dataflow
 from hlo_memopt.pack.assignment import simulate
 from hlo_memopt.platforms import platform as platform_named
+from hlo_memopt.rewrite import remove_copies
 
 _PRED, _TUPLE = 1, 13  # of PrimitiveType
 _TOKEN, _OPAQUE = 17, 14
@@ -39,14 +41,17 @@ _ONCE = b'{"known_trip_count":{"n":"1"}}'
 
 
 
-
 def prepared(data: bytes, elide_copies: bool = True) -> bytes:
     """What is planned and compiled in place of ``data``: carried, without needless copies, aliasing left out.
 
     Raises ValueError if the module cannot be carried or does not pass the checks.
     """
-    lean = without_copies(data) if elide_copies else data
-    check_copies(data, lean)
+    lean = data
+    if elide_copies:
+        module = Module.from_bytes(data)
+        names = needless_copies(module, Dataflow(module, platform_named("cpu")))
+        lean = remove_copies(data, names)
+        check_rewrite(data, lean)
     carried = carry(lean)
     check_carried(lean, carried)
     return carried
@@ -67,71 +72,6 @@ def against(plan: Any, data: bytes) -> Any:
         return dataclasses.replace(plan, peak_before=before)
     kept = planner.plan_module(data, "cpu", dataclasses.replace(plan.options, reorder=False))
     return dataclasses.replace(kept, options=plan.options, plan_seconds=plan.plan_seconds)
-
-
-def without_copies(data: bytes) -> bytes:
-    """A scheduled module in which donated arguments are read themselves in place of copies of them, where that is safe.
-
-    XLA copies a donated argument if its result could be written before the last read; it does so before there is a
-    schedule. Where the given schedule reads first, the copy is for nothing. XLA makes up for that by using the
-    argument's allocation, idle then, for other things: what it cannot do with a carried module.
-    """
-    module = proto.parse_module(data)
-    graph = Module.from_bytes(data)
-    entry = next(c for c in module.computations if c.id == module.entry_computation_id)
-    (sequence,) = (s.value for s in module.schedule.sequences if s.key == entry.id)
-    position = {number: n for n, number in enumerate(sequence.instruction_ids)}
-    dataflow = Dataflow(graph, platform_named("cpu"))
-    buffers = {(v.instruction.id, v.index): buffer for buffer in dataflow.buffers for v in buffer.values}
-    by_id = graph.entry.by_id
-    waiting = {w for i in entry.instructions for w in i.control_predecessor_ids}
-    donated = {a.parameter_number for a in module.input_output_alias.entries}
-    gone: dict[int, int] = {}
-    for copy in entry.instructions:
-        if copy.opcode != "copy" or copy.control_predecessor_ids or copy.id in waiting or copy.id == entry.root_id:
-            continue
-        source = by_id[copy.operand_ids[0]]
-        if source.opcode != "parameter" or source.parameter_number not in donated:
-            continue
-        if by_id[copy.id].shape != source.shape or len(buffers[copy.id, ()].values) != 1:
-            continue
-        users = graph.entry.users[copy.id]
-        written = [v for v in buffers[source.id, ()].values if v.instruction.id != source.id]
-        if any(v.instruction.computation.id != entry.id for v in written):
-            continue
-        if all(_may_read(user, by_id[copy.id], written, position) for user in users):
-            gone[copy.id] = source.id
-    kept = [type(i).FromString(proto.serialize(i)) for i in entry.instructions if i.id not in gone]
-    for i in kept:
-        operands = [gone.get(o, o) for o in i.operand_ids]
-        del i.operand_ids[:]
-        i.operand_ids.extend(operands)
-    del entry.instructions[:]
-    entry.instructions.extend(kept)
-    order = [i for i in sequence.instruction_ids if i not in gone]
-    del sequence.instruction_ids[:]
-    sequence.instruction_ids.extend(order)
-    return proto.serialize(module)
-
-
-# These hand their operand on, or to another computation, or read it later than they stand.
-_HANDING_ON = frozenset(
-    {"add-dependency", "bitcast", "call", "conditional", "domain", "get-tuple-element", "opt-barrier", "tuple", "while"}
-)
-
-
-def _may_read(user: Instruction, copy: Instruction, written: list[Value], position: dict[int, int]) -> bool:
-    """Whether ``user`` may read the argument itself: before anything is written there, or where it writes itself."""
-    if user.opcode in _HANDING_ON or user.opcode.endswith(("-start", "-update", "-done")):
-        return False
-    for value in written:
-        writer = value.instruction
-        if writer.id == user.id:
-            if not can_share(copy, (), user, value.index):
-                return False
-        elif position[writer.id] < position[user.id]:
-            return False
-    return True
 
 
 def carry(data: bytes) -> bytes:

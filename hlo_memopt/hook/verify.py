@@ -6,11 +6,6 @@ from typing import Any
 
 from hlo_memopt.hook.registry import logger, registry
 
-# Their result is their operand's array, or they hand it to another computation: a read that is not seen here.
-_HIDDEN_READERS = frozenset(
-    {"add-dependency", "bitcast", "call", "conditional", "domain", "get-tuple-element", "opt-barrier", "tuple", "while"}
-)
-
 
 def verify_rewrite(original: bytes, rewritten: object) -> None:
     """Raises if ``rewritten`` is not a module that XLA will read, or not one that computes what ``original`` does."""
@@ -38,64 +33,6 @@ def _read_back(rewritten: bytes) -> None:
     if schedule is None:
         raise ValueError("the rewritten module has no schedule")
     schedule.verify()
-
-
-def check_copies(original: bytes, lean: bytes) -> None:
-    """Raises ValueError unless ``lean`` is ``original`` less copies of arguments whose readers may read the arguments.
-
-    These stand, in the schedule, before whatever writes the argument's buffer; the writer itself may be one of them,
-    which is then for ``liveness.sharing`` to judge.
-    """
-    from hlo_memopt.check.alias import WRITE, AliasSets
-    from hlo_memopt.hlo import proto
-
-    before, after = proto.parse_module(original), proto.parse_module(lean)
-    computations = {c.id: c for c in before.computations}
-    opcodes = {c.id: {i.opcode for i in c.instructions} for c in before.computations}
-    entry = computations[before.entry_computation_id]
-    table = {i.id: i for i in entry.instructions}
-    left = {i.id for c in after.computations if c.id == entry.id for i in c.instructions}
-    gone = {i: table[i].operand_ids[0] for i in table if i not in left and table[i].opcode == "copy"}
-
-    # The same done here to the original.
-    expected = proto.parse_module(original)
-    place = next(c for c in expected.computations if c.id == entry.id)
-    kept = [type(i).FromString(proto.serialize(i)) for i in entry.instructions if i.id not in gone]
-    for i in kept:
-        operands = [gone.get(o, o) for o in i.operand_ids]
-        del i.operand_ids[:]
-        i.operand_ids.extend(operands)
-    del place.instructions[:]
-    place.instructions.extend(kept)
-    sequence = next(s.value for s in expected.schedule.sequences if s.key == entry.id)
-    was = list(sequence.instruction_ids)
-    del sequence.instruction_ids[:]
-    sequence.instruction_ids.extend(i for i in was if i not in gone)
-    if expected != after:
-        raise ValueError("more than copies has changed")
-    if not gone:
-        return
-    position = {number: n for n, number in enumerate(was)}
-
-    events = list(AliasSets(before, computations, opcodes).events(entry.id))
-    for copy, argument in gone.items():
-        if table[argument].opcode != "parameter" or table[argument].shape != table[copy].shape:
-            raise ValueError(f"{table[copy].name!r} is not a mere copy of an argument")
-        if table[copy].control_predecessor_ids or copy == entry.root_id:
-            raise ValueError(f"{table[copy].name!r} is needed for more than its value")
-        if any(i == copy and bits & WRITE for _, i, bits in events):
-            raise ValueError(f"{table[copy].name!r} lies in the buffer of something else")
-        buffers = {s for s, i, _ in events if i == copy}
-        writers = [i for s, i, bits in events if s in buffers and bits & WRITE]
-        for i in entry.instructions:
-            if copy in i.control_predecessor_ids:
-                raise ValueError(f"{i.name!r} waits for a copy")
-            if copy not in i.operand_ids:
-                continue
-            if i.opcode in _HIDDEN_READERS or i.opcode.endswith(("-start", "-update", "-done")):
-                raise ValueError(f"{i.name!r} hands a copy on")
-            if any(position[w] < position[i.id] for w in writers):
-                raise ValueError(f"{i.name!r} reads an argument after it was written")
 
 
 def check_carried(lean: bytes, carried: bytes) -> None:

@@ -7,6 +7,7 @@ import math
 import time
 from typing import Any
 
+from hlo_memopt.elide import needless_copies
 from hlo_memopt.hlo.graph import Module, ShapeIndex
 from hlo_memopt.liveness.dataflow import Dataflow
 from hlo_memopt.options import Options
@@ -15,7 +16,7 @@ from hlo_memopt.planner.floor import FloorBudget, lower_bound
 from hlo_memopt.planner.improve import Candidate, fill_places, improve
 from hlo_memopt.platforms import Platform
 from hlo_memopt.platforms import platform as platform_named
-from hlo_memopt.rewrite import put_schedule
+from hlo_memopt.rewrite import put_schedule, remove_copies
 from hlo_memopt.schedule.search import OPTIMAL
 
 # Cuts of the floor
@@ -33,6 +34,7 @@ class Plan:
       lower_bound: no order of the module's computations has a smaller temp, by the same model.
       fragmentation_bytes: predicted heap of our schedule less its largest live sum.
       schedule: computation name -> instruction names in order.
+      elided: names of copies that are left out: their readers read what was copied.
       offsets: (instruction name, shape index) -> predicted offset in the temp allocation.
       changed: whether the plan differs from the given schedule; False: not predicted to be better, nothing to do.
       timed_out: whether ``time_limit`` cut the search short.
@@ -46,6 +48,7 @@ class Plan:
     lower_bound: int
     fragmentation_bytes: int
     schedule: dict[str, list[str]]
+    elided: tuple[str, ...]
     offsets: dict[tuple[str, ShapeIndex], int]
     plan_seconds: float
     optimal: bool
@@ -61,8 +64,9 @@ class Plan:
         return (self.peak_after - self.lower_bound) / self.lower_bound
 
     def apply(self, module_bytes: bytes) -> bytes:
-        """Serialized HloModuleProto with this plan's schedule put in; ValueError if it is another module."""
-        return put_schedule(module_bytes, self.schedule)
+        """Serialized HloModuleProto with this plan put in; ValueError if it is another module."""
+        lean = remove_copies(module_bytes, self.elided) if self.elided else module_bytes
+        return put_schedule(lean, self.schedule)
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``--json`` writes."""
@@ -75,6 +79,7 @@ class Plan:
             "lower_bound_bytes": self.lower_bound,
             "gap": self.gap if math.isfinite(self.gap) else None,
             "fragmentation_bytes": self.fragmentation_bytes,
+            "elided_copies": len(self.elided),
             "plan_seconds": self.plan_seconds,
             "optimal": self.optimal,
             "changed": self.changed,
@@ -94,11 +99,42 @@ def plan_module(data: bytes, platform: str = "cpu", options: Options | None = No
     module = Module.from_bytes(data)
     if not module.is_scheduled:
         raise ValueError(f"module {module.name!r} has no schedule")
+    deadline = None if options.time_limit is None else started + options.time_limit
     dataflow = Dataflow(module, target)
     given = Candidate(module.schedule, simulate(dataflow, module.schedule))
-    best, timed_out, bound = given, False, 0
+    before = given.assignment.temp
+    made = None
+    if before and options.elide_copies and target.elides_copies:
+        names = needless_copies(module, dataflow)
+        if names:
+            lean = Dataflow(Module.from_bytes(remove_copies(data, names)), target)
+            start = Candidate(lean.module.schedule, simulate(lean, lean.module.schedule))
+            made = _search(lean, start, options, deadline)
+            made.elided = tuple(names)
+    if made is None or not _worth_it(target, before, made.best.assignment.temp):
+        made = _search(dataflow, given, options, deadline)
+        if not _worth_it(target, before, made.best.assignment.temp):
+            made.best = given
+    made.changed = made.best is not given
+    return _make_plan(made, target, options, before, started)
+
+
+@dataclasses.dataclass
+class _Made:
+    """What was found for one form of the module."""
+
+    dataflow: Dataflow
+    best: Candidate
+    bound: int
+    timed_out: bool
+    elided: tuple[str, ...] = ()
+    changed: bool = False
+
+
+def _search(dataflow: Dataflow, given: Candidate, options: Options, deadline: float | None) -> _Made:
+    """The best candidate, and a floor for all."""
+    best, bound, timed_out = given, 0, False
     binding: set[int] = set()
-    deadline = None if options.time_limit is None else started + options.time_limit
 
     def floor(candidate: Candidate) -> int:
         if not candidate.assignment.temp:
@@ -113,10 +149,7 @@ def plan_module(data: bytes, platform: str = "cpu", options: Options | None = No
         timed_out |= late
         if filled is not best:
             best, bound = filled, max(bound, floor(filled))
-    if not _worth_it(target, given.assignment.temp, best.assignment.temp):
-        best = given
-    bound = bound or floor(best)
-    return _make_plan(module, target, options, given, best, bound, timed_out, started)
+    return _Made(dataflow, best, bound or floor(best), timed_out)
 
 
 def _worth_it(target: Platform, before: int, after: int) -> bool:
@@ -124,20 +157,11 @@ def _worth_it(target: Platform, before: int, after: int) -> bool:
     return after < before * (1 - target.model_error)
 
 
-def _make_plan(
-    module: Module,
-    target: Platform,
-    options: Options,
-    given: Candidate,
-    best: Candidate,
-    bound: int,
-    timed_out: bool,
-    started: float,
-) -> Plan:
-    assignment = best.assignment
+def _make_plan(made: _Made, target: Platform, options: Options, before: int, started: float) -> Plan:
+    module, assignment = made.dataflow.module, made.best.assignment
     names = {
         module.computations[c].name: [module.computations[c].by_id[i].name for i in order]
-        for c, order in best.schedule.items()
+        for c, order in made.best.schedule.items()
         if order and c in assignment.ranges.span
     }
     offsets = {
@@ -147,15 +171,16 @@ def _make_plan(
         module=module.name,
         platform=target.name,
         instructions=module.instruction_count,
-        peak_before=given.assignment.temp,
+        peak_before=before,
         peak_after=assignment.temp,
-        lower_bound=bound,
+        lower_bound=made.bound,
         fragmentation_bytes=assignment.heap - assignment.live_peak,
         schedule=names,
+        elided=made.elided if made.changed else (),
         offsets=offsets,
         plan_seconds=time.perf_counter() - started,
-        optimal=assignment.temp <= OPTIMAL * bound,
+        optimal=assignment.temp <= OPTIMAL * made.bound,
         options=options,
-        changed=best is not given,
-        timed_out=timed_out,
+        changed=made.changed,
+        timed_out=made.timed_out,
     )
