@@ -20,6 +20,8 @@ class Options:
       memory_limit: bytes per device for arguments, outputs and temp together. Only None in this version.
       temp_limit: bytes for temp alone. Only None in this version.
       effort: how much work the search may do; counted in moves and cuts, not in seconds.
+      solver: solves the integer programs; ``"cbc"`` is always there, ``"highs"`` needs
+        ``pip install 'hlo_memopt[highs]'``.
       time_limit: seconds after which planning stops with what it has; None: no limit beyond ``effort``.
       strict: raise on any failure of hlo_memopt instead of compiling the module untouched.
       verify: compile both ways and keep the better by XLA's own temp figure.
@@ -32,6 +34,7 @@ class Options:
     memory_limit: int | str | None = None
     temp_limit: int | str | None = None
     effort: Literal["fast", "default", "max"] = "default"
+    solver: Literal["cbc", "highs"] = "cbc"
     time_limit: float | None = None
     strict: bool = False
     verify: bool = False
@@ -42,6 +45,8 @@ class Options:
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}")
         if self.effort not in ("fast", "default", "max"):
             raise ValueError(f"effort must be 'fast', 'default' or 'max', not {self.effort!r}")
+        if self.solver not in ("cbc", "highs"):
+            raise ValueError(f"solver must be 'cbc' or 'highs', not {self.solver!r}")
         if self.recompute not in ("off", "cheap", "auto"):
             raise ValueError(f"recompute must be 'off', 'cheap' or 'auto', not {self.recompute!r}")
         if self.recompute != "off":

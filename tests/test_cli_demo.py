@@ -14,6 +14,7 @@ from test_cli import ROWS, assert_one_line, call, pairs
 from hlo_memopt.cli import console
 from hlo_memopt.demo import NAMES, models
 from hlo_memopt.demo import run as demo_run
+from hlo_memopt.schedule.ilp_support import SOLVERS
 
 # -- demo ----------------------------------------------------------------------------------------------------
 
@@ -116,6 +117,9 @@ def test_doctor(monkeypatch):
     assert f"jax  {jax.__version__}".split() in [line.split() for line in lines]
     hook = next(line for line in lines if "planning inside jit" in line)
     assert hook.split()[0] == "ok" and "-80.0%" in hook and "results equal" in hook
+    highs = next(line for line in lines if "HiGHS solver" in line)
+    there = SOLVERS["highs"].loads()
+    assert highs.split()[0] == ("ok" if there else "-") and ("17 expected" if there else "pip install") in highs
     assert any("--xla_dump_to" in line for line in lines) and lines[-1].startswith("Everything")
 
 
@@ -129,6 +133,8 @@ def test_doctor_tells_what_does_not_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "mip", None)
     result = call("doctor")
     assert result.exit_code == 1
+    highs = next(line for line in result.stdout.splitlines() if "HiGHS solver" in line)
+    assert highs.split()[0] == "-" and "not installed" in highs and "pip install 'hlo_memopt[highs]'" in highs
     failed = [line for line in result.stdout.splitlines() if "FAILED" in line]
     assert len(failed) == 3 and all("the hook is gone" in line for line in failed[1:])
     assert result.stdout.splitlines()[-1] == "Does not work: integer programs, planning inside jit, donated arguments."

@@ -18,6 +18,7 @@ def test_defaults_are_the_contracts():
         "memory_limit": None,
         "temp_limit": None,
         "effort": "default",
+        "solver": "cbc",
         "time_limit": None,
         "strict": False,
         "verify": False,
@@ -33,6 +34,9 @@ def test_defaults_are_the_contracts():
         ("memory_limit", "12GiB", "not available in this version"),
         ("temp_limit", 4096, "not available in this version"),
         ("effort", "maximal", "effort must be"),
+        ("solver", "gurobi", "must be 'cbc' or 'highs'"),
+        ("solver", "CBC", "must be 'cbc' or 'highs'"),
+        ("solver", None, "must be 'cbc' or 'highs'"),
         ("time_limit", 0, "positive number"),
         ("time_limit", float("nan"), "positive number"),
         ("time_limit", "3s", "positive number"),
@@ -49,6 +53,6 @@ def test_refused(field, value, words):
 
 def test_frozen_hashable_and_equal_by_value():
     assert Options(time_limit=2.5) == Options(time_limit=2.5)
-    assert len({Options(), Options(), Options(verify=True)}) == 2
+    assert len({Options(), Options(), Options(verify=True), Options(solver="highs")}) == 3
     with pytest.raises(dataclasses.FrozenInstanceError):
         Options().strict = True

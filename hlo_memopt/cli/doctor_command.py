@@ -54,7 +54,7 @@ def command() -> int:
     table = Table("Checks", ("", "", ""))
     checks: list[Check] = []
     with progress("checking"):
-        for run in (_mip, _scipy, _protobuf, _devices, _hook, _donation, _cache):
+        for run in (_mip, _highs, _scipy, _protobuf, _devices, _hook, _donation, _cache):
             checks.append(_guarded(run))
     checks += [*_plugins(), *_environment()]
     for c in checks:
@@ -91,18 +91,36 @@ def _guarded(run: Callable[[], Check]) -> Check:
 
 def _mip() -> Check:
     """integer programs."""
+    return _integer_program("integer programs", "cbc")
+
+
+def _highs() -> Check:
+    """HiGHS solver."""
+    from hlo_memopt.schedule.ilp_support import SOLVERS
+
+    if not SOLVERS["highs"].loads():
+        install = SOLVERS["highs"].install
+        return Check("HiGHS solver", None, f'not installed; to use Options(solver="highs"): {install}')
+    return _integer_program("HiGHS solver", "highs")
+
+
+def _integer_program(name: str, solver: str) -> Check:
     import mip
 
-    model = mip.Model(sense=mip.MAXIMIZE, solver_name=mip.CBC)
+    from hlo_memopt.schedule.ilp_support import solver_named
+
+    library = solver_named(solver)
+    model = mip.Model(sense=mip.MAXIMIZE, solver_name=library.name)
     model.verbose = 0
     x, y = (model.add_var(var_type=mip.INTEGER, lb=0, ub=4) for _ in range(2))
     model += 2 * x + 3 * y <= 12
     model.objective = mip.xsum([3 * x, 4 * y])
-    status = model.optimize(max_seconds=10)
+    status, _ = library.optimize(model, {"max_seconds": 10})
     value = model.objective_value
-    right = status == mip.OptimizationStatus.OPTIMAL and value is not None and round(value) == 17
-    advice = "" if right else "; pip install --force-reinstall mip"
-    return Check("integer programs", right, f"mip with CBC: {status.name.lower()}, {value} (17 expected){advice}")
+    right = status == "OPTIMAL" and value is not None and round(value) == 17
+    advice = "" if right else f"; {library.install}"
+    told = f"mip with {library.name}: {status.lower()}, {value} (17 expected){advice}"
+    return Check(name, right, told)
 
 
 def _scipy() -> Check:

@@ -4,7 +4,8 @@ Beside the heap XLA has places that cost no temp: the allocations of results and
 are idle (`idle`). What may lie in them comes off the cuts at prices that hold for every order (`prices`). First many
 nodes are tried under simple prices, then the best of them under prices made for each.
 
-Inside called computations operands may die early: what a call brings up is counted without them.
+Operands of a call live until it is done (HloLiveRange), but for what a loop starts with and does not carry: what a
+loop brings up is counted without that.
 """
 
 from __future__ import annotations
@@ -216,6 +217,9 @@ def _callees(item: ComputationProblem, cluster: list[int]) -> list[int]:
 
 def _may_die_inside(dataflow: Dataflow, item: ComputationProblem, builder: ProblemBuilder, v: int) -> int:
     """Bytes of buffers that a call reads and that need not be alive at the peak inside."""
+    by_id = item.computation.by_id
+    if not any(by_id[i].opcode == "while" for i in item.clusters[v]):
+        return 0
     total = 0
     for j, b in enumerate(item.problem.buffers):
         if v in b.consumers and not _held_throughout(dataflow, item, builder.owned(item.computation.id)[j], v):

@@ -125,6 +125,8 @@ class _Party:
 
     def _add(self, b: int, i: int) -> bool:
         early, late = self._edges(b, i)
+        if any(u == w for u, w in early):
+            return False  # what ends one guest makes the next
         preds = [set(p) for p in self._preds]
         for u, w in (*early, *late):
             preds[w].add(u)
@@ -151,7 +153,7 @@ class _Party:
         for other in (j for j, k in self.guests if k == i):
             earlier, later = (other, b) if last[other] < first[b] else (b, other)
             then = self._problem.buffers[later].producer
-            early += [(u, then) for u in self._users[earlier] if u != then]
+            early += [(u, then) for u in self._users[earlier]]
         return early, late
 
     def hosted(self) -> Hosted:

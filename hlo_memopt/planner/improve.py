@@ -28,7 +28,7 @@ _PACKED = {"fast": 2, "default": 8, "max": 8}
 # What is alive above these shares of the peak is lowered where packing wastes memory
 _SMOOTH = (0.97, 0.9)
 # Share of the heap lost to fragmentation that is worth another look
-_WASTE = 0.002
+_WASTE = 0.0005
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ def _round(
     lead, lead_bytes = None, -1
     for computation_id in builder.computations():
         item = builder.build(computation_id, peaks)
-        result = search(item.problem, options.effort, deadline)
+        result = search(item.problem, options.effort, deadline, options.solver)
         timed_out |= result.timed_out
         if result.node >= 0:
             binding.add(item.clusters[result.node][0])
@@ -137,7 +137,7 @@ def _with_guests(
     hosted = invite(item.problem, places, start.assignment.live_peak, banned)
     if hosted is None:
         return None, passed(deadline)
-    result = search(hosted.problem, options.effort, deadline)
+    result = search(hosted.problem, options.effort, deadline, options.solver)
 
     def packed(order: list[int]) -> Candidate:
         return _packed(dataflow, start.schedule, item, [hosted.nodes[v] for v in order])

@@ -14,9 +14,11 @@ from hlo_memopt.options import Options
 from hlo_memopt.pack.assignment import simulate
 from hlo_memopt.planner.floor import FloorBudget, lower_bound
 from hlo_memopt.planner.improve import Candidate, fill_places, improve
+from hlo_memopt.planner.settle import settle
 from hlo_memopt.platforms import Platform
 from hlo_memopt.platforms import platform as platform_named
 from hlo_memopt.rewrite import put_schedule, remove_copies
+from hlo_memopt.schedule.ilp_support import solver_named
 from hlo_memopt.schedule.search import OPTIMAL
 
 # Cuts of the floor
@@ -91,10 +93,11 @@ class Plan:
 def plan_module(data: bytes, platform: str = "cpu", options: Options | None = None) -> Plan:
     """Plan a scheduled module (serialized HloModuleProto).
 
-    Raises ValueError if the module has no schedule or is one that we cannot read.
+    Raises ValueError if the module has no schedule, is one that we cannot read, or the solver is not installed.
     """
     started = time.perf_counter()
     options = options or Options()
+    solver_named(options.solver)  # not installed: better said now than in the middle
     target = platform_named(platform)
     module = Module.from_bytes(data)
     if not module.is_scheduled:
@@ -149,6 +152,8 @@ def _search(dataflow: Dataflow, given: Candidate, options: Options, deadline: fl
         timed_out |= late
         if filled is not best:
             best, bound = filled, max(bound, floor(filled))
+        if options.effort != "fast" and best is not given:
+            best = settle(dataflow, given.schedule, best, deadline)
     return _Made(dataflow, best, bound or floor(best), timed_out)
 
 

@@ -1,9 +1,11 @@
-"""What the integer programs of `model_ilp` need besides their equations: units, exact offsets, early updates."""
+"""What the integer programs of `model_ilp` need besides their equations: solvers, units, offsets, early updates."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,53 @@ import numpy as np
 from hlo_memopt.schedule.exact import ancestor_masks, reuse_pairs
 from hlo_memopt.schedule.problem import Problem, live_intervals
 
-MAX_UNITS = 1 << 20  # the sum of all sizes in units; far above it CBC's tolerances (1e-6) could hide a unit
+MAX_UNITS = 1 << 20  # the sum of all sizes in units; far above it the solvers' tolerances (1e-6) could hide a unit
 
 
-def node_count(model: Any) -> int:
-    """Nodes of CBC's last search, -1 if the library does not say (python-mip has no call for it)."""
+@dataclass(frozen=True)
+class Solver:
+    """What differs between the solvers that python-mip calls.
+
+    Attributes:
+      name: python-mip's name for it.
+      install: the command that installs it.
+      loads: whether its library is there.
+      infeasible: names of the statuses that mean "no solution" for a program whose objective is bounded.
+      lp_method: name in `mip.LP_Method` of how it solves linear programs.
+      reset: called with the model before and after a search.
+      count: branch-and-bound nodes of the model's last search.
+    """
+
+    name: str
+    install: str
+    loads: Callable[[], bool]
+    infeasible: tuple[str, ...]
+    lp_method: str
+    reset: Callable[[Any], object]
+    count: Callable[[Any], int]
+
+    def optimize(self, model: Any, limits: dict[str, Any]) -> tuple[str, int]:
+        """Runs the search: (name of its status, nodes, -1 if the library does not say)."""
+        self.reset(model)
+        try:
+            status = model.optimize(**limits).name
+            return status, self.count(model)
+        finally:
+            self.reset(model)
+
+
+def solver_named(name: str) -> Solver:
+    """The solver; ValueError if there is none of that name, or if it is not installed."""
+    if name not in SOLVERS:
+        raise ValueError(f"solver must be {' or '.join(map(repr, SOLVERS))}, not {name!r}")
+    solver = SOLVERS[name]
+    if not solver.loads():
+        raise ValueError(f"solver {name!r} is not installed: {solver.install}")
+    return solver
+
+
+def _cbc_nodes(model: Any) -> int:
+    """python-mip has no call for it; the C library may have."""
     try:
         import cffi
         from mip import cbc
@@ -28,6 +72,63 @@ def node_count(model: Any) -> int:
         return -1
 
 
+def _has_highs() -> bool:
+    """Loads python-mip's part for HiGHS without what it logs, on stderr by default, about where it finds the library:
+    first in highspy, whose newer wheels hide the C functions, then in highsbox."""
+
+    def quiet(_: logging.LogRecord) -> bool:
+        return False
+
+    logger = logging.getLogger("mip.highs")
+    logger.addFilter(quiet)
+    try:
+        from mip import highs
+    except ImportError:
+        return False
+    finally:
+        logger.removeFilter(quiet)
+    return bool(highs.has_highs)
+
+
+def _highs_reset(model: Any) -> None:
+    """Ends the threads that HiGHS keeps from one search to the next: with them it refuses another number of threads,
+    here the caller's before us, and ours after us."""
+    model.solver._lib.Highs_resetGlobalScheduler(1)
+
+
+def _highs_nodes(model: Any) -> int:
+    try:
+        from mip import highs
+
+        count = highs.ffi.new("int64_t *")
+        known = model.solver._lib.Highs_getInt64InfoValue(model.solver._model, b"mip_node_count", count) == 0
+        return max(-1, int(count[0])) if known else -1
+    except Exception:
+        return -1
+
+
+SOLVERS = {
+    "cbc": Solver(
+        name="CBC",
+        install="pip install --force-reinstall mip",
+        loads=lambda: True,  # comes with python-mip
+        infeasible=("INFEASIBLE", "INT_INFEASIBLE"),
+        lp_method="DUAL",
+        reset=lambda model: None,
+        count=_cbc_nodes,
+    ),
+    "highs": Solver(
+        name="HiGHS",
+        install="pip install 'hlo_memopt[highs]'",
+        loads=_has_highs,
+        infeasible=("INFEASIBLE", "UNBOUNDED"),  # python-mip's name for "unbounded or infeasible" too
+        lp_method="AUTO",  # any other makes HiGHS 1.9 (not 1.15) forget that variables are integer
+        reset=_highs_reset,
+        count=_highs_nodes,
+    ),
+}
+
+
 def unit_of(sizes: Iterable[int]) -> tuple[int, int]:
     """(gcd of the sizes, bytes a unit): the gcd, or a multiple that keeps the sum of the sizes at `MAX_UNITS`."""
     sizes = list(sizes)
@@ -36,7 +137,7 @@ def unit_of(sizes: Iterable[int]) -> tuple[int, int]:
 
 
 def bytes_bound(units: float, unit: int, step: int) -> int:
-    """Bytes that a bound of CBC in units proves: less its tolerance, then up to a whole unit, then a whole step."""
+    """Bytes that a solver's bound in units proves: less its tolerance, then up to a whole unit, then a whole step."""
     whole = math.ceil(units - max(1e-4, 1e-6 * abs(units)))
     return -(-whole * unit // step) * step
 
@@ -71,8 +172,8 @@ def stack_blocks(
     place: dict[int, tuple[int, int, int]],
     shares: list[tuple[int, int]],
 ) -> list[int]:
-    """Exact offsets from CBC's: in the order of ``place``, each block (with those that share its bytes) goes right
-    above the blocks already set that are in memory with it. Offsets are sums of ``room``, hence aligned."""
+    """Exact offsets from the solver's: in the order of ``place``, each block (with those that share its bytes) goes
+    right above the blocks already set that are in memory with it. Offsets are sums of ``room``, hence aligned."""
     start, end = live_intervals(problem, np.asarray(order))
     pos = {v: s for s, v in enumerate(order)}
     span = [(int(s), int(e)) for s, e in zip(start, end, strict=True)] + [(pos[v], pos[v]) for v in range(problem.n)]

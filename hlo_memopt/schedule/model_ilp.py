@@ -1,9 +1,10 @@
 """The integer programs: least-peak order (`solve_order`), and order with buffer offsets (`solve_joint`).
 
 After Steiner, Elhoushi, Kahn, Hegarty, "MODeL: Memory Optimizations for Deep Learning" (ICML 2023; earlier "OLLA",
-arXiv 2210.12924), solved by CBC through python-mip. The whole formulation is in this file; sizes are bytes outside
-and "units" (bytes // unit) inside. One node runs a step, steps s = 0 .. n-1. Of a buffer e, pr(e) is the node that
-makes it (all its outputs are created together, so C is indexed by node: C[e,s] = C[pr(e),s]) and fo(e) are its readers.
+arXiv 2210.12924), solved by CBC or HiGHS through python-mip. The whole formulation is in this file; sizes are bytes
+outside and "units" (bytes // unit) inside. One node runs a step, steps s = 0 .. n-1. Of a buffer e, pr(e) is the node
+that makes it (all its outputs are created together, so C is indexed by node: C[e,s] = C[pr(e),s]) and fo(e) are its
+readers.
 
 Variables
     X[v,s]  binary      v has run by the end of step s
@@ -34,11 +35,12 @@ from typing import Any
 
 from hlo_memopt.schedule.exact import ancestor_masks, reuse_pairs, static_bound
 from hlo_memopt.schedule.ilp_support import (  # fmt: skip
+    Solver,
     bytes_bound,
     early_updates,
     greedy_is_best,
     never_meet,
-    node_count,
+    solver_named,
     stack_blocks,
     unit_of,
 )
@@ -52,11 +54,11 @@ class IlpResult:
     """What a solve found, in bytes.
 
     Attributes:
-      order: best order known (the incumbent where CBC found none below its peak); None if none is known.
+      order: best order known (the incumbent where none was found below its peak); None if none is known.
       peak: exact peak of ``order`` (`problem.peak`; the arena size for the joint program); -1 without an order.
       bound: no order (no order and offsets) has a smaller peak.
       proven: ``peak`` is the least, or, without an order, nothing is below ``upper_bound``.
-      nodes: branch-and-bound nodes CBC searched (-1: not known).
+      nodes: branch-and-bound nodes searched (-1: not known).
       offsets: offset of each buffer (joint program).
       transient_offsets: offset of each node's transient bytes, as one block (joint program).
     """
@@ -73,15 +75,15 @@ class IlpResult:
 class _Program:
     """Variables and rows that both programs have."""
 
-    def __init__(self, problem: Problem, unit: int, max_seconds: float | None, max_nodes: int) -> None:
+    def __init__(self, problem: Problem, unit: int, solver: Solver, max_seconds: float | None, max_nodes: int) -> None:
         import mip  # takes a second: only when a program is built
 
-        self.problem, self.unit, self.mip = problem, unit, mip
+        self.problem, self.unit, self.solver, self.mip = problem, unit, solver, mip
         self.limits = {"max_nodes": max_nodes} | ({} if max_seconds is None else {"max_seconds": max_seconds})
-        m = self.m = mip.Model(sense=mip.MINIMIZE, solver_name=mip.CBC)
+        m = self.m = mip.Model(sense=mip.MINIMIZE, solver_name=solver.name)
         m.verbose, m.threads, m.seed, m.max_mip_gap = 0, 1, 1, 0.0
-        m.cuts = 0  # these programs solve faster without, and CBC's odd-wheel cuts can crash (seen with cbcbox 2.935)
-        m.lp_method = mip.LP_Method.DUAL
+        m.cuts = 0  # CBC solves these faster without, and its odd-wheel cuts can crash (seen with cbcbox 2.935)
+        m.lp_method = mip.LP_Method[solver.lp_method]
         n = problem.n
         self.anc = anc = ancestor_masks(n, problem.preds)
         self.desc = [sum(1 << w for w in range(n) if anc[w] >> v & 1) for v in range(n)]
@@ -218,16 +220,15 @@ class _Program:
         if low > most:
             return False, limit, 0
         self.M.lb, self.M.ub = low, most
-        status, names = self.m.optimize(**self.limits), self.mip.OptimizationStatus
-        nodes = node_count(self.m)
-        if status in (names.INFEASIBLE, names.INT_INFEASIBLE):
+        status, nodes = self.solver.optimize(self.m, self.limits)
+        if status in self.solver.infeasible:
             return False, limit, nodes
         bound = self.m.objective_bound
         bound = low if bound is None or not low <= bound <= most else bound
         return self.m.num_solutions > 0, max(lower, min(limit, bytes_bound(bound, self.unit, step))), nodes
 
     def order(self) -> tuple[int, ...]:
-        """The order of CBC's solution: v runs at step sum_s (1 - X[v,s])."""
+        """The order of the solution: v runs at step sum_s (1 - X[v,s])."""
         value = [sum(x if isinstance(x, int) else x.x for x in self.X[v]) for v in range(self.problem.n)]
         return tuple(sorted(range(self.problem.n), key=lambda v: (-value[v], v)))
 
@@ -241,6 +242,7 @@ def solve_order(
     max_nodes: int = 10_000,
     max_seconds: float | None = None,
     fixed: int = 0,
+    solver: str = "cbc",
 ) -> IlpResult:
     """The order of least `peak`, by integer programming; deterministic unless ``max_seconds`` cuts it short.
 
@@ -251,8 +253,9 @@ def solve_order(
       max_nodes: branch-and-bound nodes.
       max_seconds: a safety net; a result may then depend on the machine's speed.
       fixed: bytes in use at every step besides.
+      solver: ``"cbc"``, or ``"highs"`` (the extra of that name); ValueError if it is not installed.
     """
-    n = problem.n
+    n, library = problem.n, solver_named(solver)
     known = None if incumbent is None else tuple(int(v) for v in incumbent)
     if n <= 1 and known is None:
         known = tuple(range(n))
@@ -272,7 +275,7 @@ def solve_order(
     if lower >= limit:
         return result(known, known_peak, lower, 0)
     step, unit = unit_of(sizes)
-    program = _Program(problem, unit, max_seconds, max_nodes)
+    program = _Program(problem, unit, library, max_seconds, max_nodes)
     R = []
     for v, pairs in enumerate(reuse_pairs(problem)):
         pairs = [(b, c) for b, c in pairs if v in program.last[b] or v == problem.buffers[b].producer]
@@ -309,6 +312,7 @@ def solve_joint(
     max_nodes: int = 10_000,
     max_seconds: float | None = None,
     fixed: int = 0,
+    solver: str = "cbc",
 ) -> IlpResult:
     """Order and buffer offsets of least arena size ``fixed + max(offset + size)``, in one program.
 
@@ -317,7 +321,7 @@ def solve_joint(
     step. Offsets are multiples of ``alignment`` and count from the end of the ``fixed`` bytes. Other arguments as in
     `solve_order`; without an order nothing below ``upper_bound`` was found.
     """
-    n, count = problem.n, len(problem.buffers)
+    n, count, library = problem.n, len(problem.buffers), solver_named(solver)
     if n == 0:
         return IlpResult((), 0, 0, True, 0, (0,) * count, ())
     sizes = [b.size for b in problem.buffers] + list(problem.transient)
@@ -327,7 +331,7 @@ def solve_joint(
     if lower >= limit:
         return IlpResult(None, -1, lower, True)
     step, unit = unit_of(sizes + room)
-    program = _Program(problem, unit, max_seconds, max_nodes)
+    program = _Program(problem, unit, library, max_seconds, max_nodes)
     m, const = program.m, lambda term: term if isinstance(term, int) else None
     most = (limit - fixed - 1) // step * step // unit
     # L[e,s] = C[e,s] + P[e,s]: e is in memory at s; for a node's transient block, C[v,s]

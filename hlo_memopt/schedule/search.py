@@ -43,10 +43,12 @@ class OrderResult:
     timed_out: bool
 
 
-def search(problem: Problem, effort: str = "default", deadline: float | None = None) -> OrderResult:
+def search(
+    problem: Problem, effort: str = "default", deadline: float | None = None, solver: str = "cbc"
+) -> OrderResult:
     """Good orders of ``problem``, whose given order is 0..n-1. Deterministic while ``deadline`` does not bite.
 
-    The given order is always among the starts, so the result is never worse.
+    The given order is always among the starts, so the result is never worse. ``solver``: of the integer programs.
     """
     if problem.n == 0:
         return OrderResult([[]], 0, 0, -1, 0, False)
@@ -81,7 +83,7 @@ def search(problem: Problem, effort: str = "default", deadline: float | None = N
         bound = max(bound, min(exact.bound, improved[0][0]))
     best = improved[0]
     if best[0] > OPTIMAL * bound and _WINDOWS[effort].windows and not timed_out:
-        better = improve_windows(flat, best[2], bound, _WINDOWS[effort], deadline)
+        better = improve_windows(flat, best[2], bound, _WINDOWS[effort], deadline, solver=solver)
         improved.insert(0, (int(flat.profile(better).max()), best[1], better))
     timed_out |= passed(deadline)
     orders: list[list[int]] = []

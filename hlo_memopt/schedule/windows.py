@@ -30,9 +30,18 @@ class WindowBudget:
 
 
 def improve_windows(
-    flat: Flat, order: np.ndarray, bound: int, budget: WindowBudget, deadline: float | None = None
+    flat: Flat,
+    order: np.ndarray,
+    bound: int,
+    budget: WindowBudget,
+    deadline: float | None = None,
+    *,
+    solver: str = "cbc",
 ) -> np.ndarray:
-    """``order`` with windows around its peak solved exactly, as long as that lowers the peak towards ``bound``."""
+    """``order`` with windows around its peak solved exactly, as long as that lowers the peak towards ``bound``.
+
+    ``bound`` in bytes; ``solver``: of the integer programs, "cbc" or "highs".
+    """
     best = np.asarray(order, dtype=np.int64)
     programs = budget.programs
     left = budget.windows
@@ -46,7 +55,7 @@ def improve_windows(
         for ahead in (budget.nodes // 2, budget.nodes - 2, 1):
             left -= 1
             low = max(0, at - ahead)
-            better, asked = _solve(flat, best, low, min(flat.n, low + budget.nodes), budget, programs > 0)
+            better, asked = _solve(flat, best, low, min(flat.n, low + budget.nodes), budget, programs > 0, solver)
             programs -= asked
             if better is not None or left <= 0:
                 break
@@ -72,7 +81,7 @@ class _Window:
 
 
 def _solve(
-    flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget, may_ask: bool
+    flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget, may_ask: bool, solver: str
 ) -> tuple[np.ndarray | None, int]:
     """The order with [low, high) solved anew if that lowers the window's peak, and integer programs used."""
     if high - low < 3:
@@ -85,17 +94,24 @@ def _solve(
         return window.put(found.order), 0
     if found.proven or not may_ask:
         return None, 0
-    return _ask_program(flat, order, low, high, budget), 1
+    return _ask_program(flat, order, low, high, budget, solver), 1
 
 
-def _ask_program(flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget) -> np.ndarray | None:
+def _ask_program(
+    flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget, solver: str
+) -> np.ndarray | None:
     """The integer program on a shorter window around the peak."""
     at = low + int(np.argmax(flat.profile(order)[low:high]))
     low = max(low, at - budget.ilp_nodes // 2)
     window = _Window(flat, order, low, min(high, low + budget.ilp_nodes))
     given = list(range(window.part.n))
     result = solve_order(
-        window.part.to_problem(), incumbent=given, fixed=window.base, max_nodes=budget.branches, max_seconds=10.0
+        window.part.to_problem(),
+        incumbent=given,
+        fixed=window.base,
+        max_nodes=budget.branches,
+        max_seconds=10.0,
+        solver=solver,
     )
     if result.order is None or list(result.order) == given:
         return None
