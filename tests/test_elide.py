@@ -133,7 +133,7 @@ def test_a_reader_moved_behind_the_writer_is_caught(tmp_path) -> None:  # type: 
     check_rewrite(data, late(data))
     lean = remove_copies(data, ["c"])
     check_rewrite(data, lean)
-    with pytest.raises(PlanCheckError, match="overwrote|overwrites"):
+    with pytest.raises(PlanCheckError, match=r"overwrote|overwrites"):
         check_rewrite(data, late(lean))
 
 
@@ -183,7 +183,7 @@ def test_donated_steps_give_the_same_bits_without_copies() -> None:
     ]
     for _ in range(3):
         for n, f in enumerate((plain, better)):
-            w, m, loss = f(*states[n], x, y)
+            w, m, _ = f(*states[n], x, y)
             states[n] = (w, m)
         a, b = (jax.tree.leaves(s) for s in states)
         assert all(np.array_equal(np.asarray(p), np.asarray(q)) for p, q in zip(a, b, strict=True))

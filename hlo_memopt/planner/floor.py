@@ -24,20 +24,28 @@ from hlo_memopt.planner.prices import NodePrices, Prices
 from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.divide import passed
+from hlo_memopt.schedule.exact import solve_exact
 from hlo_memopt.schedule.flat import Flat
 from hlo_memopt.schedule.problem import Problem
 
 _NEAR = 8  # nodes before and behind a binding one that are looked at
+_WHOLE = 6_000  # nodes up to which whole orders are looked at
+_COARSE = 1e-4  # temporaries below this share of the peak do not count there
+_OPEN = 1.0005  # share by which the given order is above the bound for it to be worth a look
 _WORTH = 0.97  # nodes that cannot reach this share of the best bound so far are left out
 
 
 @dataclasses.dataclass(frozen=True)
 class FloorBudget:
-    """``cuts`` under simple prices, about; then ``nodes`` nodes with ``rounds`` rounds of prices of their own."""
+    """``cuts`` under simple prices, about; then ``nodes`` nodes with ``rounds`` rounds of prices of their own.
+
+    ``states``: of the dynamic program over whole orders, where single cuts leave a gap.
+    """
 
     cuts: int
     nodes: int
     rounds: int
+    states: int = 0
 
 
 def lower_bound(
@@ -98,12 +106,15 @@ class _Floor:
         if not self.problem.buffers:
             return max(self.nested, default=0)
         wanted = [v for v, cluster in enumerate(self.item.clusters) if not binding.isdisjoint(cluster)]
-        found = self._under_simple_prices(wanted, budget.cuts)
+        simple = self._simple_prices()
+        found = self._single_cuts(simple, wanted, budget.cuts)
         best = max((bound for bound, _ in found), default=0)
         for _, v in sorted(found, reverse=True)[: budget.nodes] if self.places else ():
             if passed(deadline):
                 break
             best = max(best, self._at_node(v, budget.rounds))
+        if budget.states and self.problem.n <= _WHOLE and not passed(deadline):
+            best = max(best, self._whole_orders(simple, best, budget.states))
         return best
 
     def _own(self, flat: Flat, price: dict[int, int], calls: Iterable[int]) -> np.ndarray:
@@ -118,8 +129,8 @@ class _Floor:
             own[call] = max(int(own[call]), self.calls[call] - beyond)
         return own
 
-    def _under_simple_prices(self, wanted: list[int], cuts: int) -> list[tuple[int, int]]:
-        """(bound, node) of nodes that may bind. u of a place: the largest temporary that fits, alive at the peak."""
+    def _simple_prices(self) -> _Reduced:
+        """Prices for all nodes. u of a place: the largest temporary that fits, of those alive at the peak."""
         flat, given = self.flat, np.arange(self.flat.n)
         at = int(np.argmax(flat.profile(given)))
         single = np.ones(len(flat.size), dtype=bool)
@@ -130,14 +141,19 @@ class _Floor:
         nobody = np.zeros(len(flat.size), dtype=bool)
         everywhere = NodePrices(flat, self.fits, (1 << len(self.places)) - 1, nobody)
         size, unpaid, _ = everywhere.reduced(Prices(u, np.zeros(0, np.int64)))
-        rest = [(1 << i, b) for i, b in enumerate(unpaid.tolist()) if b]
         reduced = dataclasses.replace(flat, size=size)
         own = self._own(reduced, dict(enumerate(u.tolist())), self.calls)
-        profile = reduced.profile(given)
+        return _Reduced(reduced, own, unpaid)
+
+    def _single_cuts(self, simple: _Reduced, wanted: list[int], cuts: int) -> list[tuple[int, int]]:
+        """(bound, node) of nodes that may bind."""
+        flat, own = simple.flat, simple.own
+        rest = [(1 << i, b) for i, b in enumerate(simple.unpaid.tolist()) if b]
+        profile = flat.profile(np.arange(flat.n))
         near = [w for v in wanted for w in range(max(0, v - _NEAR), min(flat.n, v + _NEAR + 1))]
         near.sort(key=lambda v: -profile[v])
         highest = np.argsort(-profile, kind="stable")[: 4 * cuts].tolist()
-        finder = CutFinder(reduced, own) if size.any() else None
+        finder = CutFinder(flat, own) if flat.size.any() else None
         found: list[tuple[int, int]] = []
         best, spent = 0, 0
         for v in dict.fromkeys([*wanted, *near[:cuts], *highest]):
@@ -150,6 +166,27 @@ class _Floor:
             found.append((bound, v))
             best = max(best, bound)
         return found
+
+    def _whole_orders(self, simple: _Reduced, known: int, states: int) -> int:
+        """A bound over whole orders by the dynamic program, where one cut is not enough.
+
+        Small temporaries count for nothing there, so that they do not multiply the states.
+        """
+        flat, off = simple.flat, int(simple.unpaid.sum())
+        profile = flat.profile(np.arange(flat.n))
+        top = max(int(profile.max()), int(simple.own.max()))
+        if top - off <= known * _OPEN:
+            return known
+        size = np.where(flat.size < _COARSE * top, 0, flat.size)
+        _level(size, flat)
+        out = np.zeros(flat.n, dtype=np.int64)
+        made = flat.producer >= 0
+        np.add.at(out, flat.producer[made], size[made])
+        transient = np.zeros(flat.n, dtype=np.int64)
+        for v in self.calls:
+            transient[v] = max(0, int(simple.own[v]) - int(out[v]))
+        problem = dataclasses.replace(flat, size=size, transient=transient).to_problem()
+        return solve_exact(problem, max_states=states).bound - off
 
     def _at_node(self, v: int, rounds: int) -> int:
         """The bound of ``v`` under prices of its own."""
@@ -184,6 +221,28 @@ class _Floor:
         later = ~ran[flat.use_node] | (flat.use_node == v)
         pending[flat.use_buffer[later]] = True
         return started & (pending | flat.live_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduced:
+    """The problem under some prices: sizes left; by node, bytes it brings up; by place, what is not paid for."""
+
+    flat: Flat
+    own: np.ndarray
+    unpaid: np.ndarray
+
+
+def _level(size: np.ndarray, flat: Flat) -> None:
+    """Lower sizes until the two buffers of each reuse have equal ones again, as the dynamic program wants them."""
+    if not len(flat.reuse_from):
+        return
+    while True:
+        least = np.minimum(size[flat.reuse_from], size[flat.reuse_to])
+        before = size.copy()
+        np.minimum.at(size, flat.reuse_from, least)
+        np.minimum.at(size, flat.reuse_to, least)
+        if (before == size).all():
+            return
 
 
 class _Reach:

@@ -17,7 +17,7 @@ import numpy as np
 from hlo_memopt.planner.idle import Fits, Place
 from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.flat import Flat
-from hlo_memopt.schedule.problem import Problem
+from hlo_memopt.schedule.problem import Problem, renumbered
 
 _STEPS = 3  # peaks that are looked at
 _SMALL = 3e-4  # guests below this share of the peak are not worth a precedence
@@ -159,27 +159,16 @@ class _Party:
     def hosted(self) -> Hosted:
         """The problem, numbered along the present order."""
         problem, order = self._problem, self._order.tolist()
-        new = [0] * problem.n
-        for k, v in enumerate(order):
-            new[v] = k
-        buffers = [
-            dataclasses.replace(
-                b,
-                size=int(size),
-                producer=new[b.producer] if b.producer >= 0 else -1,
-                consumers=tuple(sorted(new[c] for c in b.consumers)),
-            )
-            for b, size in zip(problem.buffers, self._size, strict=True)
-        ]
-        renumbered = Problem(
-            problem.n,
-            tuple(tuple(sorted(new[p] for p in self._preds[v])) for v in order),
-            tuple(buffers),
-            tuple(problem.transient[v] for v in order),
-            tuple((new[v], b, c) for v, b, c in problem.reuse if buffers[b].size == buffers[c].size),
-            tuple(problem.names[v] for v in order) if problem.names else (),
+        buffers = tuple(
+            dataclasses.replace(b, size=int(size)) for b, size in zip(problem.buffers, self._size, strict=True)
         )
-        return Hosted(renumbered, order, self.guests)
+        free = dataclasses.replace(
+            problem,
+            preds=tuple(tuple(sorted(p)) for p in self._preds),
+            buffers=buffers,
+            reuse=tuple(r for r in problem.reuse if buffers[r[1]].size == buffers[r[2]].size),
+        )
+        return Hosted(renumbered(free, order), order, self.guests)
 
 
 def _near(problem: Problem, preds: list[set[int]], late: Set[Edge], order: list[int]) -> list[int] | None:

@@ -14,7 +14,7 @@ from hlo_memopt.planner.idle import idle_places
 from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.problem import Problem, peak
-from hlo_memopt.schedule.search import OPTIMAL, search, smoothed
+from hlo_memopt.schedule.search import OPTIMAL, search, smoothed, variants
 
 # How often the buffers that lie in idle allocations are looked at anew: where they lie depends on the order.
 _ROUNDS = {"fast": 1, "default": 2, "max": 4}
@@ -27,7 +27,7 @@ _SAME_HEAP = 0.02
 _PACKED = {"fast": 2, "default": 8, "max": 8}
 # What is alive above these shares of the peak is lowered where packing wastes memory
 _SMOOTH = (0.97, 0.9)
-# Share of the heap lost to fragmentation that is worth another look
+# Share of the heap lost to fragmentation that is worth other orders
 _WASTE = 0.0005
 
 
@@ -167,16 +167,14 @@ def _best_packed(
     for order in orders[1 : _PACKED[options.effort]]:
         if not passed(deadline):
             tried.append((packed(order), order))
-    tried.sort(key=lambda t: t[0].assignment.temp)
-    best, order = tried[0]
-    if _fragmented(best.assignment) and not passed(deadline):
-        for above in _SMOOTH:
-            found = packed(smoothed(problem, order, above, options.effort, deadline))
+    best = min((candidate for candidate, _ in tried), key=lambda c: c.assignment.temp)
+    lowest, order = min(tried, key=lambda t: t[0].assignment.live_peak)
+    if best.assignment.heap > (1 + _WASTE) * lowest.assignment.live_peak:
+        others = [smoothed(problem, order, above, options.effort, deadline) for above in _SMOOTH]
+        for other in (*others, *variants(problem, order)):
+            if passed(deadline):
+                break
+            found = packed(other)
             if found.assignment.temp < best.assignment.temp:
                 best = found
     return best
-
-
-def _fragmented(assignment: Assignment) -> bool:
-    """Whether XLA's placement wastes enough to look for an order that packs better."""
-    return assignment.heap - assignment.live_peak > _WASTE * assignment.heap

@@ -22,7 +22,11 @@ from hlo_memopt.schedule.ilp_support import solver_named
 from hlo_memopt.schedule.search import OPTIMAL
 
 # Cuts of the floor
-_FLOOR = {"fast": FloorBudget(4, 1, 2), "default": FloorBudget(12, 3, 4), "max": FloorBudget(400, 40, 20)}
+_FLOOR = {
+    "fast": FloorBudget(cuts=4, nodes=1, rounds=2),
+    "default": FloorBudget(cuts=12, nodes=3, rounds=4, states=10_000),
+    "max": FloorBudget(cuts=400, nodes=40, rounds=20, states=200_000),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +155,9 @@ def _search(dataflow: Dataflow, given: Candidate, options: Options, deadline: fl
         filled, late = fill_places(dataflow, best, options, deadline, bound)
         timed_out |= late
         if filled is not best:
-            best, bound = filled, max(bound, floor(filled))
+            best = filled
+            if best.assignment.temp > OPTIMAL * bound:
+                bound = max(bound, floor(best))
         if options.effort != "fast" and best is not given:
             best = settle(dataflow, given.schedule, best, deadline)
     return _Made(dataflow, best, bound or floor(best), timed_out)

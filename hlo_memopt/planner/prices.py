@@ -28,7 +28,7 @@ import numpy as np
 from hlo_memopt.planner.idle import Fits, Place
 from hlo_memopt.schedule.flat import Flat
 
-_PAIRS = 20_000  # rows of the linear program, at most
+_PAIRS = 6_000  # rows of the linear program, at most
 _SMALL = 1e-5  # temporaries below this share of what is alive are left out of the program
 _CLOSE = 5e-4  # gap to the program's optimum that is close enough
 

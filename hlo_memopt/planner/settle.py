@@ -7,6 +7,7 @@ allocations stay there: precedence keeps each place idle as long as its guest li
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,21 +47,37 @@ def settle(dataflow: Dataflow, given: Schedule, best: Candidate, deadline: float
     work.sort(key=lambda w: -w[1].n)
     tries = _TRIES if dataflow.module.instruction_count < _LARGE else 1
     for item, flat, order, peak in work[:_COMPUTATIONS]:
-        accepted: dict[bytes, Candidate] = {}
-
-        def accepts(new: np.ndarray, item: ComputationProblem = item, accepted: dict = accepted) -> bool:  # type: ignore[type-arg]
-            if passed(deadline):
-                return False
-            schedule = {**best.schedule, item.computation.id: item.expand(new.tolist())}
-            found = Candidate(schedule, simulate(dataflow, schedule))
-            if found.assignment.temp > best.assignment.temp:
-                return False
-            accepted[new.tobytes()] = found
-            return True
-
-        new = nearest_accepted(flat, order, peak, accepts, _NEAR, tries)
-        best = accepted.get(new.tobytes(), best)
+        best = _settled(dataflow, best, item, flat, order, peak, tries, deadline)
     return best
+
+
+def _settled(
+    dataflow: Dataflow,
+    best: Candidate,
+    item: ComputationProblem,
+    flat: Flat,
+    order: np.ndarray,
+    peak: int,
+    tries: int,
+    deadline: float | None,
+) -> Candidate:
+    """``best`` with one computation closer to its given order."""
+    accepted: dict[bytes, Candidate] = {}
+
+    def accepts(new: np.ndarray) -> bool:
+        if passed(deadline):
+            return False
+        schedule = {**best.schedule, item.computation.id: item.expand(new.tolist())}
+        found = Candidate(schedule, simulate(dataflow, schedule))
+        if found.assignment.temp > best.assignment.temp:
+            return False
+        accepted[new.tobytes()] = found
+        return True
+
+    new = nearest_accepted(flat, order, peak, accepts, _NEAR, tries)
+    closest = accepted.get(new.tobytes(), best)
+    smallest = min(accepted.values(), key=lambda c: c.assignment.temp, default=best)
+    return smallest if smallest.assignment.temp < closest.assignment.temp else closest
 
 
 def _order_of(item: ComputationProblem, schedule: list[int]) -> np.ndarray:
@@ -94,7 +111,7 @@ def _with_lodgers(
             edges.update((u, place.writer) for u in users if place.writer >= 0 and at[u] < at[place.writer])
     for together in by_place.values():
         together.sort(key=lambda j: at[_nodes(item, j)[0]])
-        for j, k in zip(together, together[1:], strict=False):
+        for j, k in pairwise(together):
             made = _nodes(item, k)[0]
             edges.update((u, made) for u in _nodes(item, j)[1] if at[u] < at[made])
     new = np.array(sorted(edges), dtype=np.int64).reshape(-1, 2)

@@ -60,6 +60,22 @@ class Problem:
         return _Arrays(self)
 
 
+def renumbered(problem: Problem, order: Sequence[int]) -> Problem:
+    """The same problem with node ``order[k]`` as node k."""
+    new = {-1: -1} | {v: k for k, v in enumerate(order)}
+    return Problem(
+        problem.n,
+        tuple(tuple(sorted(new[p] for p in problem.preds[v])) for v in order),
+        tuple(
+            Buffer(b.size, new[b.producer], tuple(sorted(new[c] for c in b.consumers)), b.live_out)
+            for b in problem.buffers
+        ),
+        tuple(problem.transient[v] for v in order),
+        tuple((new[v], b, c) for v, b, c in problem.reuse),
+        tuple(problem.names[v] for v in order) if problem.names else (),
+    )
+
+
 class _Arrays:
     """The same problem as flat arrays, for evaluation."""
 

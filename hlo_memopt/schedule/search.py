@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from hlo_memopt.schedule.construct import backward_greedy_order, depth_first_ord
 from hlo_memopt.schedule.divide import Work, divide, passed, smooth
 from hlo_memopt.schedule.exact import solve_exact
 from hlo_memopt.schedule.flat import Flat
-from hlo_memopt.schedule.problem import Problem
+from hlo_memopt.schedule.nearest import nearest
+from hlo_memopt.schedule.problem import Problem, renumbered
 from hlo_memopt.schedule.windows import WindowBudget, improve_windows
 
 # effort -> (flow-network nodes that all starts together may spend, whole-problem cuts that are always allowed)
@@ -21,8 +23,14 @@ _WINDOWS = {
     "default": WindowBudget(windows=24, nodes=24, states=4_000, programs=1),
     "max": WindowBudget(windows=400, nodes=40, states=100_000, programs=20, ilp_nodes=16),
 }
-# problems up to this size are solved exactly, by the dynamic program
-_SMALL, _SMALL_STATES = 40, 50_000
+# problems up to this size go to the dynamic program, with so many states
+_EXACT_NODES = 6_000
+_EXACT_STATES = {"fast": 2_000, "default": 10_000, "max": 200_000}
+# how often a search starts again, in problems up to a size
+_AGAIN = {"fast": 0, "default": 3, "max": 8}
+_SMALL = 20_000
+
+_STARTS = (depth_first_order, backward_greedy_order, greedy_order)
 
 # an order is called optimal within this share of its bound
 OPTIMAL = 1.001
@@ -42,6 +50,24 @@ class OrderResult:
     work: int
     timed_out: bool
 
+    @property
+    def optimal(self) -> bool:
+        """Whether the best order is within `OPTIMAL` of the bound."""
+        return self.peak <= OPTIMAL * self.bound
+
+    def with_others(self, orders: list[list[int]], peak: int, bound: int = 0, node: int = -1) -> OrderResult:
+        """Further orders (``peak``: of the first) and what bounds them all."""
+        first, second = (orders, self.orders) if orders and peak < self.peak else (self.orders, orders)
+        if bound <= self.bound:
+            bound, node = self.bound, self.node
+        return replace(
+            self,
+            orders=[*first, *(o for o in second if o not in first)],
+            peak=min(self.peak, peak) if orders else self.peak,
+            bound=bound,
+            node=node if node >= 0 else self.node,
+        )
+
 
 def search(
     problem: Problem, effort: str = "default", deadline: float | None = None, solver: str = "cbc"
@@ -49,12 +75,42 @@ def search(
     """Good orders of ``problem``, whose given order is 0..n-1. Deterministic while ``deadline`` does not bite.
 
     The given order is always among the starts, so the result is never worse. ``solver``: of the integer programs.
+    Where a gap is left the division starts again from the order found: numbered along that, the starts differ. What
+    is left then is for the dynamic program, on the whole if it can, else on windows.
     """
+    best = _divided(problem, effort, deadline)
+    for _ in range(_AGAIN[effort] if problem.n <= _SMALL else 0):
+        if best.optimal or best.timed_out:
+            break
+        order = best.orders[0]
+        found = _divided(renumbered(problem, order), effort, deadline)
+        better = found.peak < best.peak
+        best = best.with_others(
+            [[order[v] for v in o] for o in found.orders],
+            found.peak,
+            found.bound,
+            order[found.node] if found.node >= 0 else -1,
+        )
+        if not better:
+            break
+    flat = Flat.of(problem)
+    if problem.n <= _EXACT_NODES and best.peak > best.bound and not passed(deadline):
+        exact = solve_exact(problem, max_states=_EXACT_STATES[effort], upper_bound=best.peak)
+        orders = [] if exact.order is None else [list(exact.order)]
+        best = best.with_others(orders, exact.peak, min(exact.bound, best.peak))
+    if not best.optimal and _WINDOWS[effort].windows and not passed(deadline):
+        windowed = improve_windows(flat, np.array(best.orders[0]), best.bound, _WINDOWS[effort], deadline, solver=solver)
+        best = best.with_others([windowed.tolist()], int(flat.profile(windowed).max()))
+    return replace(best, timed_out=best.timed_out or passed(deadline))
+
+
+def _divided(problem: Problem, effort: str, deadline: float | None) -> OrderResult:
+    """The given order and constructed ones, each divided at its peaks."""
     if problem.n == 0:
         return OrderResult([[]], 0, 0, -1, 0, False)
     flat = Flat.of(problem)
     starts = [np.arange(problem.n)]
-    starts += [np.array(f(problem)) for f in (depth_first_order, backward_greedy_order, greedy_order)]
+    starts += [np.array(start(problem)) for start in _STARTS]
     found = sorted(
         ((int(flat.profile(o).max()), i, o) for i, o in enumerate(starts)), key=lambda f: f[:2]
     )
@@ -76,21 +132,23 @@ def search(
         spent += work.spent
         improved.append((int(flat.profile(result.order).max()), 2 * i + largest, result.order))
         improved.sort(key=lambda f: f[:2])
-    if problem.n <= _SMALL and improved[0][0] > bound and not timed_out:
-        exact = solve_exact(problem, max_states=_SMALL_STATES, upper_bound=improved[0][0])
-        if exact.order is not None:
-            improved.insert(0, (exact.peak, -1, np.array(exact.order)))
-        bound = max(bound, min(exact.bound, improved[0][0]))
-    best = improved[0]
-    if best[0] > OPTIMAL * bound and _WINDOWS[effort].windows and not timed_out:
-        better = improve_windows(flat, best[2], bound, _WINDOWS[effort], deadline, solver=solver)
-        improved.insert(0, (int(flat.profile(better).max()), best[1], better))
-    timed_out |= passed(deadline)
     orders: list[list[int]] = []
     for peak, _, order in improved:
         if peak <= 1.05 * improved[0][0] and order.tolist() not in orders:
             orders.append(order.tolist())
     return OrderResult(orders, improved[0][0], min(bound, improved[0][0]), node, spent, timed_out)
+
+
+def variants(problem: Problem, order: list[int]) -> Iterator[list[int]]:
+    """Orders of no higher peak that are close to others: depth-first, greedy, ... They pack differently."""
+    flat = Flat.of(problem)
+    peak = int(flat.profile(np.array(order)).max())
+    for start in _STARTS:
+        toward = start(problem)
+        place = np.empty(problem.n, dtype=np.int64)
+        place[toward] = np.arange(problem.n)
+        found = nearest(Flat.of(renumbered(problem, toward)), place[order], peak)
+        yield [toward[v] for v in found.tolist()]
 
 
 def smoothed(
