@@ -181,7 +181,7 @@ def test_windows_ask_the_chosen_solver(solver: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(windows, "solve_order", ask)
     flat = Flat.of(branchy(random.Random(1), 4, 3))
     given = np.arange(flat.n)
-    budget = WindowBudget(windows=6, nodes=14, states=2, programs=2, ilp_nodes=12)
+    budget = WindowBudget(states=1200, most=2, sizes=(14,), programs=2, ilp_nodes=12)
     better = improve_windows(flat, given, 0, budget, solver=solver)
     assert asked and set(asked) == {solver}
     assert flat.profile(better).max() < flat.profile(given).max()

@@ -115,7 +115,7 @@ def test_improvements_are_schedules_and_never_worse(problem: Problem, seed: int)
     flat = Flat.of(problem)
     given_peak = peak(problem, order)
     divided, bound, _ = divide(flat, order.copy(), Work(10_000))
-    windowed = improve_windows(flat, order.copy(), 0, WindowBudget(windows=6, nodes=5, states=1000, programs=0))
+    windowed = improve_windows(flat, order.copy(), 0, WindowBudget(states=1200, most=1000, sizes=(5,), programs=0))
     lowered = np.array(smoothed(problem, order.tolist(), 0.5))
     for result in (divided, windowed, lowered, smooth(flat, order.copy(), Work(10_000), 0)):
         assert is_topological(problem, result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hlo_memopt.liveness.dataflow import Buffer, Dataflow
 from hlo_memopt.liveness.ranges import Schedule
@@ -27,6 +27,8 @@ _SAME_HEAP = 0.02
 _PACKED = {"fast": 2, "default": 8, "max": 8}
 # What is alive above these shares of the peak is lowered where packing wastes memory
 _SMOOTH = (0.97, 0.9)
+# Good orders of which variants are tried then
+_VARIED = {"fast": 1, "default": 2, "max": 8}
 # Share of the heap lost to fragmentation that is worth other orders
 _WASTE = 0.0005
 
@@ -168,13 +170,19 @@ def _best_packed(
         if not passed(deadline):
             tried.append((packed(order), order))
     best = min((candidate for candidate, _ in tried), key=lambda c: c.assignment.temp)
-    lowest, order = min(tried, key=lambda t: t[0].assignment.live_peak)
-    if best.assignment.heap > (1 + _WASTE) * lowest.assignment.live_peak:
-        others = [smoothed(problem, order, above, options.effort, deadline) for above in _SMOOTH]
-        for other in (*others, *variants(problem, order)):
-            if passed(deadline):
-                break
-            found = packed(other)
-            if found.assignment.temp < best.assignment.temp:
-                best = found
+    tried.sort(key=lambda t: t[0].assignment.live_peak)
+    lowest = tried[0][0].assignment.live_peak
+
+    def others() -> Iterator[list[int]]:
+        for above in _SMOOTH:
+            yield smoothed(problem, tried[0][1], above, options.effort, deadline)
+        for _, order in tried[: _VARIED[options.effort]]:
+            yield from variants(problem, order)
+
+    for order in others():
+        if best.assignment.heap <= (1 + _WASTE) * lowest or passed(deadline):
+            break
+        found = packed(order)
+        if found.assignment.temp < best.assignment.temp:
+            best = found
     return best

@@ -19,9 +19,9 @@ from hlo_memopt.schedule.windows import WindowBudget, improve_windows
 _BUDGET = {"fast": (100_000, 10), "default": (400_000, 40), "max": (10_000_000, 400)}
 
 _WINDOWS = {
-    "fast": WindowBudget(windows=0, nodes=0, states=0, programs=0),
-    "default": WindowBudget(windows=24, nodes=24, states=4_000, programs=1),
-    "max": WindowBudget(windows=400, nodes=40, states=100_000, programs=20, ilp_nodes=16),
+    "fast": WindowBudget(states=0, most=0, sizes=(), programs=0),
+    "default": WindowBudget(states=60_000, most=5_000, sizes=(24, 40, 64, 100), programs=1, branches=50),
+    "max": WindowBudget(states=3_000_000, most=100_000, sizes=(24, 40, 64, 100, 160), programs=20, ilp_nodes=16),
 }
 # problems up to this size go to the dynamic program, with so many states
 _EXACT_NODES = 6_000
@@ -29,8 +29,6 @@ _EXACT_STATES = {"fast": 2_000, "default": 10_000, "max": 200_000}
 # how often a search starts again, in problems up to a size
 _AGAIN = {"fast": 0, "default": 3, "max": 8}
 _SMALL = 20_000
-
-_STARTS = (depth_first_order, backward_greedy_order, greedy_order)
 
 # an order is called optimal within this share of its bound
 OPTIMAL = 1.001
@@ -98,8 +96,9 @@ def search(
         exact = solve_exact(problem, max_states=_EXACT_STATES[effort], upper_bound=best.peak)
         orders = [] if exact.order is None else [list(exact.order)]
         best = best.with_others(orders, exact.peak, min(exact.bound, best.peak))
-    if not best.optimal and _WINDOWS[effort].windows and not passed(deadline):
-        windowed = improve_windows(flat, np.array(best.orders[0]), best.bound, _WINDOWS[effort], deadline, solver=solver)
+    if not best.optimal and _WINDOWS[effort].states and not passed(deadline):
+        given, budget = np.array(best.orders[0]), _WINDOWS[effort]
+        windowed = improve_windows(flat, given, best.bound, budget, deadline, solver=solver)
         best = best.with_others([windowed.tolist()], int(flat.profile(windowed).max()))
     return replace(best, timed_out=best.timed_out or passed(deadline))
 
@@ -110,7 +109,7 @@ def _divided(problem: Problem, effort: str, deadline: float | None) -> OrderResu
         return OrderResult([[]], 0, 0, -1, 0, False)
     flat = Flat.of(problem)
     starts = [np.arange(problem.n)]
-    starts += [np.array(start(problem)) for start in _STARTS]
+    starts += [np.array(f(problem)) for f in (depth_first_order, backward_greedy_order, greedy_order)]
     found = sorted(
         ((int(flat.profile(o).max()), i, o) for i, o in enumerate(starts)), key=lambda f: f[:2]
     )
@@ -140,15 +139,15 @@ def _divided(problem: Problem, effort: str, deadline: float | None) -> OrderResu
 
 
 def variants(problem: Problem, order: list[int]) -> Iterator[list[int]]:
-    """Orders of no higher peak that are close to others: depth-first, greedy, ... They pack differently."""
-    flat = Flat.of(problem)
-    peak = int(flat.profile(np.array(order)).max())
-    for start in _STARTS:
+    """Orders of no higher peak, drawn towards depth-first and greedy ones. They pack differently, often better."""
+    peak = int(Flat.of(problem).profile(np.array(order)).max())
+    for start, nears in ((depth_first_order, (0.97, 0.9, 0.8)), (greedy_order, (0.9,))):
         toward = start(problem)
         place = np.empty(problem.n, dtype=np.int64)
         place[toward] = np.arange(problem.n)
-        found = nearest(Flat.of(renumbered(problem, toward)), place[order], peak)
-        yield [toward[v] for v in found.tolist()]
+        flat = Flat.of(renumbered(problem, toward))
+        for near in nears:
+            yield [toward[v] for v in nearest(flat, place[order], peak, near).tolist()]
 
 
 def smoothed(

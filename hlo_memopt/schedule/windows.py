@@ -19,14 +19,24 @@ from hlo_memopt.schedule.model_ilp import solve_order
 
 @dataclass(frozen=True)
 class WindowBudget:
-    """``nodes`` a window; ``states`` of the dynamic program; ``programs`` integer programs of ``ilp_nodes`` nodes."""
+    """What windows may cost.
 
-    windows: int
-    nodes: int
+    Attributes:
+      states: of the dynamic program, in all windows together (a window counts for `_LEAST` at least).
+      most: states in one window.
+      sizes: nodes of a window; a larger size is tried where the smaller ones lower nothing.
+      programs: integer programs, of ``ilp_nodes`` nodes and ``branches`` branch-and-bound nodes.
+    """
+
     states: int
+    most: int
+    sizes: tuple[int, ...]
     programs: int
     ilp_nodes: int = 12
     branches: int = 200
+
+
+_LEAST = 200
 
 
 def improve_windows(
@@ -43,25 +53,27 @@ def improve_windows(
     ``bound`` in bytes; ``solver``: of the integer programs, "cbc" or "highs".
     """
     best = np.asarray(order, dtype=np.int64)
-    programs = budget.programs
-    left = budget.windows
-    while left > 0 and not passed(deadline):
+    programs, left = budget.programs, budget.states
+    level = 0
+    while level < len(budget.sizes) and left > 0 and not passed(deadline):
         profile = flat.profile(best)
         at = int(np.argmax(profile))
         if int(profile[at]) <= bound:
             break
+        nodes = min(budget.sizes[level], flat.n)
         better = None
         # the peak in the middle of the window, near its end, near its start
-        for ahead in (budget.nodes // 2, budget.nodes - 2, 1):
-            left -= 1
-            low = max(0, at - ahead)
-            better, asked = _solve(flat, best, low, min(flat.n, low + budget.nodes), budget, programs > 0, solver)
+        for ahead in (nodes // 2, nodes - 2, 1):
+            low = max(0, min(at - ahead, flat.n - nodes))
+            better, states, asked = _solve(flat, best, low, low + nodes, budget, programs > 0, solver)
+            left -= max(states, _LEAST)
             programs -= asked
             if better is not None or left <= 0:
                 break
         if better is None:
-            break
-        best = better
+            level += 1
+        else:
+            best, level = better, 0
     return best
 
 
@@ -82,19 +94,19 @@ class _Window:
 
 def _solve(
     flat: Flat, order: np.ndarray, low: int, high: int, budget: WindowBudget, may_ask: bool, solver: str
-) -> tuple[np.ndarray | None, int]:
-    """The order with [low, high) solved anew if that lowers the window's peak, and integer programs used."""
+) -> tuple[np.ndarray | None, int, int]:
+    """The order with [low, high) solved anew if that lowers the window's peak; states and integer programs used."""
     if high - low < 3:
-        return None, 0
+        return None, 0, 0
     window = _Window(flat, order, low, high)
     peak = int(window.part.profile(np.arange(window.part.n)).max()) + window.base
     problem = window.part.to_problem()
-    found = solve_exact(problem, max_states=budget.states, upper_bound=peak, fixed=window.base)
+    found = solve_exact(problem, max_states=budget.most, upper_bound=peak, fixed=window.base)
     if found.order is not None:
-        return window.put(found.order), 0
+        return window.put(found.order), found.states, 0
     if found.proven or not may_ask:
-        return None, 0
-    return _ask_program(flat, order, low, high, budget, solver), 1
+        return None, found.states, 0
+    return _ask_program(flat, order, low, high, budget, solver), found.states, 1
 
 
 def _ask_program(
