@@ -14,8 +14,7 @@ class Options:
     Attributes:
       reorder: choose the order of instructions.
       pack: choose the buffers' places in memory. No effect in this version: XLA places them itself.
-      elide_copies: leave out copies that the new order makes needless. In this version only copies of donated
-        arguments on jaxlib 0.10 (see hook/donation.py); no effect elsewhere.
+      elide_copies: leave out copies of donated arguments whose readers may read the argument itself, on CPU.
       recompute: which values may be computed twice. Only ``"off"`` in this version.
       memory_limit: bytes per device for arguments, outputs and temp together. Only None in this version.
       temp_limit: bytes for temp alone. Only None in this version.

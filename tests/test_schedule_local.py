@@ -110,6 +110,27 @@ def test_it_ends_at_the_bound() -> None:
     assert 0.8 * high < peak(problem, result) <= 1.001 * target  # without the bound it falls further, see above
 
 
+def test_the_best_round_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rounds end worse than the best; the work spent is what was allowed, to a move a round."""
+    lows: list[int] = []
+    works: list[int] = []
+    real = local._Search.round
+
+    def round_(self: Any, order: np.ndarray, target: int, work: int) -> tuple[np.ndarray, int, int]:
+        found = real(self, order, target, work)
+        lows.append(found[1])
+        works.append(found[2])
+        return found
+
+    monkeypatch.setattr(local._Search, "round", round_)
+    monkeypatch.setattr(local, "_ROUNDS", 6)  # the last one starts from the given order
+    problem = irregular(300)
+    result = improve_local(Flat.of(problem), np.arange(300), 0, 100_000)
+    assert len(lows) == 6
+    assert peak(problem, result) == min(lows) < lows[-1]
+    assert 100_000 <= sum(works) <= 100_000 + 400 * len(works)
+
+
 def test_there_may_be_nothing_to_do() -> None:
     problem = irregular(50)
     flat, order = Flat.of(problem), np.arange(50)

@@ -35,12 +35,13 @@ def command(
     platform: str | None,
     pattern: str | None,
     effort: str,
+    solver: str,
     time_limit: float | None,
     json_path: str | None,
     top: int,
 ) -> int:
     """Print tables, or with ``--json -`` the JSON alone."""
-    options = make_options(effort, time_limit)
+    options = make_options(effort, solver, time_limit)
     check_target(json_path, "--json")
     given = load(source, platform, pattern)
     from hlo_memopt.planner.inspect import inspect_module

@@ -47,6 +47,7 @@ def command(
     platform: str | None,
     pattern: str | None,
     effort: str,
+    solver: str,
     time_limit: float | None,
     json_path: str | None,
     output: str | None,
@@ -57,7 +58,7 @@ def command(
 ) -> int:
     """Print a summary, or with ``--json -`` the JSON alone."""
     _refuse_later_options(recompute, memory_limit, temp_limit)
-    options = make_options(effort, time_limit)
+    options = make_options(effort, solver, time_limit)
     check_target(output, "-o", _SUFFIXES)
     check_target(json_path, "--json")
     if output and json_path and os.path.realpath(output) == os.path.realpath(json_path):

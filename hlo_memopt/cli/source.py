@@ -48,7 +48,7 @@ class Source:
 
 
 def source_options(command: _F) -> _F:
-    """INPUT, --platform, --module, --effort, --time-limit, --json."""
+    """INPUT, --platform, --module, --effort, --solver, --time-limit, --json."""
     decorators = (
         click.argument("source", metavar="INPUT"),
         click.option(
@@ -67,6 +67,13 @@ def source_options(command: _F) -> _F:
             help="How much work the search may do.",
         ),
         click.option(
+            "--solver",
+            type=click.Choice(("cbc", "highs")),
+            default="cbc",
+            show_default=True,
+            help="Of the integer programs; highs needs pip install 'hlo_memopt[highs]'.",
+        ),
+        click.option(
             "--time-limit", type=float, metavar="S", help="Seconds after which the search stops with what it has."
         ),
         click.option("--json", "json_path", metavar="FILE", help="Write the figures as JSON; - for standard output."),
@@ -76,14 +83,14 @@ def source_options(command: _F) -> _F:
     return command
 
 
-def make_options(effort: str, time_limit: float | None) -> Options:
+def make_options(effort: str, solver: str, time_limit: float | None) -> Options:
     """Options, or a usage error."""
     from hlo_memopt.options import Options
 
     if time_limit is not None and not math.isfinite(time_limit):
         raise click.UsageError(f"time_limit must be a finite number, not {time_limit}", click.get_current_context())
     try:
-        return Options(effort=effort, time_limit=time_limit)  # type: ignore[arg-type]
+        return Options(effort=effort, solver=solver, time_limit=time_limit)  # type: ignore[arg-type]
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
 

@@ -23,6 +23,8 @@ _INVITATIONS = {"fast": 0, "default": 3, "max": 10}
 
 # A round's problem is taken to be the right one if its peak comes out within this share
 _SAME_HEAP = 0.02
+# ... and packing is not tried again if it wastes no more than this share
+_WELL_PACKED = 0.01
 # Orders that are packed, to take the best
 _PACKED = {"fast": 2, "default": 8, "max": 8}
 # What is alive above these shares of the peak is lowered where packing wastes memory
@@ -50,12 +52,13 @@ def improve(
     """
     best, timed_out = given, False
     for _ in range(_ROUNDS[options.effort]):
-        found, promised, late = _round(dataflow, best, options, deadline, binding)
+        found, lowest, promised, late = _round(dataflow, best, options, deadline, binding)
         timed_out |= late
         if found.assignment.temp >= best.assignment.temp:
             break
         best = found
-        if timed_out or abs(best.assignment.live_peak - promised) <= _SAME_HEAP * promised:
+        as_promised = abs(lowest - promised) <= _SAME_HEAP * promised
+        if timed_out or (as_promised and best.assignment.heap <= (1 + _WELL_PACKED) * lowest):
             break
     return best, timed_out
 
@@ -92,10 +95,11 @@ def _builder(dataflow: Dataflow, candidate: Candidate, *kinds: str) -> ProblemBu
 
 def _round(
     dataflow: Dataflow, start: Candidate, options: Options, deadline: float | None, binding: set[int]
-) -> tuple[Candidate, int, bool]:
+) -> tuple[Candidate, int, int, bool]:
     """Plan every computation, callees first; of the good orders of the one that holds most take what XLA packs best.
 
-    Also the peak that the entry's problem promised, and whether the deadline bit.
+    Also the least that was alive at the peak of any, the peak that the entry's problem promised, and whether the
+    deadline bit.
     """
     builder = _builder(dataflow, start, "heap")
     schedule = dict(start.schedule)
@@ -119,8 +123,8 @@ def _round(
     def packed(order: list[int]) -> Candidate:
         return _packed(dataflow, schedule, item, order)
 
-    best = _best_packed(packed, item.problem, result.orders, options, deadline)
-    return best, peaks[dataflow.module.entry.id], timed_out or passed(deadline)
+    best, lowest = _best_packed(packed, item.problem, result.orders, options, deadline)
+    return best, lowest, peaks[dataflow.module.entry.id], timed_out or passed(deadline)
 
 
 def _with_guests(
@@ -144,7 +148,7 @@ def _with_guests(
     def packed(order: list[int]) -> Candidate:
         return _packed(dataflow, start.schedule, item, [hosted.nodes[v] for v in order])
 
-    best = _best_packed(packed, hosted.problem, result.orders, options, deadline)
+    best, _ = _best_packed(packed, hosted.problem, result.orders, options, deadline)
     owned = builder.owned(item.computation.id)
     lies_in = best.assignment.lies_in
     banned.update((b, i) for b, i in hosted.guests if lies_in.get(owned[b].id) != places[i].buffer)
@@ -163,8 +167,11 @@ def _best_packed(
     orders: Sequence[list[int]],
     options: Options,
     deadline: float | None,
-) -> Candidate:
-    """The candidate of least temp; if XLA's placement wastes memory, orders with less alive near the peak too."""
+) -> tuple[Candidate, int]:
+    """The candidate of least temp, and the least that was alive at the peak of any order.
+
+    If XLA's placement wastes memory, orders with less alive near the peak, and others of the same peak, are tried too.
+    """
     tried = [(packed(orders[0]), orders[0])]
     for order in orders[1 : _PACKED[options.effort]]:
         if not passed(deadline):
@@ -185,4 +192,4 @@ def _best_packed(
         found = packed(order)
         if found.assignment.temp < best.assignment.temp:
             best = found
-    return best
+    return best, lowest

@@ -11,6 +11,7 @@ from hlo_memopt.schedule.construct import backward_greedy_order, depth_first_ord
 from hlo_memopt.schedule.divide import Work, divide, passed, smooth
 from hlo_memopt.schedule.exact import solve_exact
 from hlo_memopt.schedule.flat import Flat
+from hlo_memopt.schedule.local import improve_local
 from hlo_memopt.schedule.nearest import nearest
 from hlo_memopt.schedule.problem import Problem, renumbered
 from hlo_memopt.schedule.windows import WindowBudget, improve_windows
@@ -26,8 +27,11 @@ _WINDOWS = {
 # problems up to this size go to the dynamic program, with so many states
 _EXACT_NODES = 6_000
 _EXACT_STATES = {"fast": 2_000, "default": 10_000, "max": 200_000}
+# moves of the local search: a node, and at most
+_MOVES = {"fast": 1_000, "default": 10_000, "max": 100_000}
+_MOST_MOVES = {"fast": 6_000_000, "default": 60_000_000, "max": 500_000_000}
 # how often a search starts again, in problems up to a size
-_AGAIN = {"fast": 0, "default": 3, "max": 8}
+_AGAIN = {"fast": 0, "default": 1, "max": 8}
 _SMALL = 20_000
 
 # an order is called optimal within this share of its bound
@@ -73,12 +77,22 @@ def search(
     """Good orders of ``problem``, whose given order is 0..n-1. Deterministic while ``deadline`` does not bite.
 
     The given order is always among the starts, so the result is never worse. ``solver``: of the integer programs.
-    Where a gap is left the division starts again from the order found: numbered along that, the starts differ. What
-    is left then is for the dynamic program, on the whole if it can, else on windows.
+    Where division leaves a gap, the dynamic program tries the whole, then the local search. Division starts again from
+    the order found: numbered along that, its starts differ. Windows come last.
     """
     best = _divided(problem, effort, deadline)
+    flat = Flat.of(problem)
+    if problem.n <= _EXACT_NODES and best.peak > best.bound and not passed(deadline):
+        exact = solve_exact(problem, max_states=_EXACT_STATES[effort], upper_bound=best.peak)
+        orders = [] if exact.order is None else [list(exact.order)]
+        best = best.with_others(orders, exact.peak, min(exact.bound, best.peak))
+    if not best.optimal and not passed(deadline):
+        moves = min(_MOVES[effort] * problem.n, _MOST_MOVES[effort])
+        for start in (np.array(best.orders[0]), np.arange(problem.n)):
+            moved = improve_local(flat, start, best.bound, moves, deadline)
+            best = best.with_others([moved.tolist()], int(flat.profile(moved).max()))
     for _ in range(_AGAIN[effort] if problem.n <= _SMALL else 0):
-        if best.optimal or best.timed_out:
+        if best.optimal or passed(deadline):
             break
         order = best.orders[0]
         found = _divided(renumbered(problem, order), effort, deadline)
@@ -91,11 +105,6 @@ def search(
         )
         if not better:
             break
-    flat = Flat.of(problem)
-    if problem.n <= _EXACT_NODES and best.peak > best.bound and not passed(deadline):
-        exact = solve_exact(problem, max_states=_EXACT_STATES[effort], upper_bound=best.peak)
-        orders = [] if exact.order is None else [list(exact.order)]
-        best = best.with_others(orders, exact.peak, min(exact.bound, best.peak))
     if not best.optimal and _WINDOWS[effort].states and not passed(deadline):
         given, budget = np.array(best.orders[0]), _WINDOWS[effort]
         windowed = improve_windows(flat, given, best.bound, budget, deadline, solver=solver)
