@@ -237,6 +237,7 @@ def test_bad_input(command, content, said, tmp_path):
         (("optimize", "x", "--memory-limit", "4GiB"), "--memory-limit is not in this version"),
         (("optimize", "x", "--recompute", "cheap"), "--recompute cheap is not in this version"),
         (("optimize", "x", "--effort", "huge"), "huge"),
+        (("optimize", "x", "--solver", "abacus"), "abacus"),
         (("optimize", "x", "--time-limit", "0"), "positive"),
         (("optimize", "x", "--time-limit", "inf"), "finite"),
         (("optimize", "x", "--platform", "abacus"), "abacus"),

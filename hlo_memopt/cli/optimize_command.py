@@ -118,6 +118,8 @@ def _report(source: Source, plan: Plan, output: str | None, emit: str, out: Out)
     table.add("temp", size(plan.peak_before), size(plan.peak_after), gain, "predicted")
     table.add("lower bound", "", size(plan.lower_bound), "", f"predicted; {gap(plan)}")
     table.add("fragmentation", "", size(plan.fragmentation_bytes), "", "predicted; part of temp")
+    if plan.elided:
+        table.add("copies left out", "", str(len(plan.elided)), "", "of donated arguments")
     table.add("planning", "", f"{plan.plan_seconds:.2f} s", "", f"effort {plan.options.effort}")
     out.table(table)
     out.text(verdict(plan))

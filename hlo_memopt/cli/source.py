@@ -86,10 +86,12 @@ def source_options(command: _F) -> _F:
 def make_options(effort: str, solver: str, time_limit: float | None) -> Options:
     """Options, or a usage error."""
     from hlo_memopt.options import Options
+    from hlo_memopt.schedule.ilp_support import solver_named
 
     if time_limit is not None and not math.isfinite(time_limit):
         raise click.UsageError(f"time_limit must be a finite number, not {time_limit}", click.get_current_context())
     try:
+        solver_named(solver)
         return Options(effort=effort, solver=solver, time_limit=time_limit)  # type: ignore[arg-type]
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None

@@ -28,7 +28,7 @@ _WINDOWS = {
 _EXACT_NODES = 6_000
 _EXACT_STATES = {"fast": 2_000, "default": 10_000, "max": 200_000}
 # moves of the local search: a node, and at most
-_MOVES = {"fast": 1_000, "default": 10_000, "max": 100_000}
+_MOVES = {"fast": 1_000, "default": 3_000, "max": 100_000}
 _MOST_MOVES = {"fast": 6_000_000, "default": 60_000_000, "max": 500_000_000}
 # how often a search starts again, in problems up to a size
 _AGAIN = {"fast": 0, "default": 1, "max": 8}
@@ -82,7 +82,7 @@ def search(
     """
     best = _divided(problem, effort, deadline)
     flat = Flat.of(problem)
-    if problem.n <= _EXACT_NODES and best.peak > best.bound and not passed(deadline):
+    if problem.n <= _EXACT_NODES and not best.optimal and not passed(deadline):
         exact = solve_exact(problem, max_states=_EXACT_STATES[effort], upper_bound=best.peak)
         orders = [] if exact.order is None else [list(exact.order)]
         best = best.with_others(orders, exact.peak, min(exact.bound, best.peak))
