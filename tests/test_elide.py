@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from check_modules import HEAD
 from conftest import corpus, read_corpus
+from xla_cases import compile_caught
 
 import hlo_memopt
 from hlo_memopt.check import PlanCheckError, check_rewrite
@@ -15,6 +18,7 @@ from hlo_memopt.elide import needless_copies
 from hlo_memopt.hlo.graph import Module
 from hlo_memopt.hlo.proto import parse_module, serialize
 from hlo_memopt.hlo.read import read_module
+from hlo_memopt.hook import donation
 from hlo_memopt.liveness.dataflow import Dataflow
 from hlo_memopt.planner import plan_module
 from hlo_memopt.platforms import platform
@@ -214,3 +218,28 @@ def test_the_corpus_loses_only_copies_that_the_check_lets_go(path) -> None:  # t
     plan = plan_module(data, "cpu", hlo_memopt.Options(effort="fast"))
     assert plan.elided
     check_rewrite(data, plan.apply(data))
+
+
+def test_copies_go_without_a_new_order() -> None:
+    step, weights, momentum, x, y = _train(48, 3)
+    data = _scheduled(step, weights, momentum, x, y)
+    plan = plan_module(data, "cpu", hlo_memopt.Options(reorder=False))
+    module = Module.from_bytes(data)
+    given = [module.entry.by_id[i].name for i in module.schedule[module.entry.id]]
+    assert plan.elided and plan.changed
+    assert plan.schedule[module.entry.name] == [name for name in given if name not in plan.elided]
+    untouched = plan_module(data, "cpu", hlo_memopt.Options(reorder=False, elide_copies=False))
+    assert not untouched.changed and not untouched.elided
+
+
+def test_what_does_not_pay_is_left_as_it_was() -> None:
+    """`against`: a carried module that needs no less leaves a plan that changes nothing, copies included."""
+    step, weights, momentum, x, y = _train(48, 3)
+    data = _scheduled(step, weights, momentum, x, y)
+    plan = plan_module(data)
+    kept = donation.against(dataclasses.replace(plan, peak_after=10 * plan.peak_before), data)
+    assert not kept.changed and not kept.elided and kept.options == plan.options
+
+
+def _scheduled(step, *args) -> bytes:  # type: ignore[no-untyped-def]
+    return compile_caught(step, args, donate_argnums=(0, 1)).module

@@ -70,7 +70,7 @@ def against(plan: Any, data: bytes) -> Any:
     better = plan.peak_after < before * (1 - target.model_error)
     if better:
         return dataclasses.replace(plan, peak_before=before)
-    kept = planner.plan_module(data, "cpu", dataclasses.replace(plan.options, reorder=False))
+    kept = planner.plan_module(data, "cpu", dataclasses.replace(plan.options, reorder=False, elide_copies=False))
     return dataclasses.replace(kept, options=plan.options, plan_seconds=plan.plan_seconds)
 
 
