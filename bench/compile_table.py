@@ -68,14 +68,14 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else (1.0 if a == b else math.inf)
 
 
-def measure(name: str, platform: str, effort: str) -> Row:
+def measure(name: str, platform: str, effort: str, keep_copies: bool = False) -> Row:
     """Compile one program both ways in this process, and on CPU with XLA's memory scheduler as well."""
     import jax
 
     import hlo_memopt
 
     step, args, donated = models.make(name)
-    options = hlo_memopt.Options(effort=effort, strict=True)
+    options = hlo_memopt.Options(effort=effort, elide_copies=not keep_copies, strict=True)
     result = hlo_memopt.compare(step, *args, donate_argnums=donated, platform=platform, options=options)
     if result.plan is None:
         raise RuntimeError(f"no plan was made: {result.error or 'the hook did not see the module'}")
@@ -167,6 +167,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--models", default=",".join(known), help="comma-separated; default: all")
     parser.add_argument("--platform", default="cpu", choices=["cpu", "cuda", "tpu"])
     parser.add_argument("--effort", default="default", choices=["fast", "default", "max"])
+    parser.add_argument("--keep-copies", action="store_true", help="order alone: no copy is left out")
     parser.add_argument("--out", type=Path, help="markdown file; default: standard output")
     parser.add_argument("--json", type=Path, help="JSON file, sizes in bytes")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one model")
@@ -180,7 +181,7 @@ def main(argv: list[str] | None = None) -> int:
     failures: dict[str, str] = {}
     for name in worker.names(args.models, known):
         worker.progress(f"{name} ...")
-        task = {"name": name, "platform": args.platform, "effort": args.effort}
+        task = {"name": name, "platform": args.platform, "effort": args.effort, "keep_copies": args.keep_copies}
         answer = worker.run("bench.compile_table", task, args.timeout, args.platform)
         if "error" in answer:
             failures[name] = answer["error"]
