@@ -35,6 +35,7 @@ class Comparison:
       plan: the plan; None if none was made.
       error: why the module was compiled untouched; None if it was not, or did not need any change.
       compiled_before, compiled_after: the executables (``jax.stages.Compiled``), to be run.
+      device: what was compiled for if it is not there (then nothing can be run); None: a device of this process.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Comparison:
     error: BaseException | None
     compiled_before: Any = dataclasses.field(repr=False)
     compiled_after: Any = dataclasses.field(repr=False)
+    device: str | None = None
 
     @property
     def saving(self) -> float:
@@ -59,7 +61,7 @@ class Comparison:
     def __str__(self) -> str:
         rows = [
             ("", "plain", "optimized", ""),
-            ("temp, reported by XLA", _size(self.temp_before), _size(self.temp_after), f"{-self.saving:+.1%}"),
+            ("temp, reported by XLA", _size(self.temp_before), _size(self.temp_after), f"{0.0 - self.saving:+.1%}"),
             ("temp, predicted by hlo_memopt", _size(self.predicted_before), _size(self.predicted_after), ""),
             (
                 "compile seconds",
@@ -68,7 +70,8 @@ class Comparison:
                 f"{self.plan_seconds:.2f} of it planning",
             ),
         ]
-        lines = [f"{self.name} on {self.platform}"]
+        where = f" ({self.device}, compiled without one)" if self.device else ""
+        lines = [f"{self.name} on {self.platform}{where}"]
         lines += [f"  {label:<30}{before:>14}{after:>14}  {note}".rstrip() for label, before, after, note in rows]
         if self.error is not None:
             lines.append(f"  not optimized: {type(self.error).__name__}: {self.error}")
@@ -76,7 +79,12 @@ class Comparison:
 
 
 def compare(
-    fun: Callable[..., Any], *args: Any, platform: str | None = None, options: Options | None = None, **kwargs: Any
+    fun: Callable[..., Any],
+    *args: Any,
+    platform: str | None = None,
+    target: str | None = None,
+    options: Options | None = None,
+    **kwargs: Any,
 ) -> Comparison:
     """Compile ``fun`` plainly and optimized, and return what XLA says of both. Nothing is run.
 
@@ -84,7 +92,9 @@ def compare(
       fun: a function, or an object with ``lower`` (of ``jax.jit``, ``flax.nnx.jit``, ``equinox.filter_jit``), which is
         compiled with the arguments that it was made with.
       *args: arrays or ``jax.ShapeDtypeStruct``.
-      platform: where to compile; default: JAX's default backend. Must be a backend of this process.
+      platform: where to compile; default: JAX's default backend. "cuda" and "tpu" need no device: without one the
+        compiler works for ``target``, and arguments without a sharding count as lying on its first device.
+      target: of a compile without device: see `targets.compile_only` ("h100", "a100", "v5e", ..., or a file).
       options: how to plan; default: those of ``hlo_memopt.jit`` if ``fun`` comes from it, else ``Options()``.
       **kwargs: what ``jax.jit`` knows goes to it, the rest to ``fun``.
     """
@@ -97,8 +107,10 @@ def compare(
         lowerable = jax.jit(fun, **jit_kwargs)
     elif jit_kwargs:
         raise ValueError(f"{fun!r} is jitted already: pass the plain function, or leave out {', '.join(jit_kwargs)}")
-    with _target(platform) as target, _no_persistent_cache():
+    with _chosen(platform, target) as chosen, _no_persistent_cache():
         _warm_up()
+        if chosen.place is not None:
+            args, fun_kwargs = chosen.place((args, fun_kwargs))
         plain = scope.Scope(None, wins=True)
         before, seconds_before, _ = _compile(lowerable, args, fun_kwargs, plain)
         optimized = scope.Scope(options or Options(), wins=options is not None)
@@ -106,7 +118,8 @@ def compare(
     plan = record.plan if record else None
     return Comparison(
         name=str(getattr(fun, "__name__", type(fun).__name__)),
-        platform=target,
+        platform=chosen.platform,
+        device=chosen.device,
         temp_before=_temp(before),
         temp_after=_temp(after),
         predicted_before=plan.peak_before if plan else None,
@@ -146,23 +159,41 @@ def _warm_up() -> None:
             jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((8,), "float32")).compile()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """``place`` puts arguments on ``device``, which is not there (both None: it is)."""
+
+    platform: str
+    device: str | None = None
+    place: Callable[[Any], Any] | None = None
+
+
 @contextlib.contextmanager
-def _target(platform: str | None) -> Iterator[str]:
-    """Make ``platform`` the one to compile for. Targets without a device would be added here."""
-    default = jax.default_backend()
-    if platform is None or platform == default:
-        yield default
+def _chosen(platform: str | None, target: str | None) -> Iterator[_Chosen]:
+    """Make ``platform`` the one to compile for."""
+    if platform is None and target is None:
+        yield _Chosen(jax.default_backend())
         return
+    from hlo_memopt.targets import compile_only, prepare
+
+    name = {"gpu": "cuda"}.get(platform or "", platform)
+    prepare(str(name))
     try:
-        device = jax.devices(platform)[0]
+        if target is not None:
+            raise RuntimeError("a target was named")
+        device = jax.devices(name)[0]
     except RuntimeError as error:
-        raise ValueError(
-            f"platform {platform!r} is no backend of this process, whose default is {default!r}; run on a machine that "
-            f"has it, with the plugin installed and JAX_PLATFORMS allowing it (compiling for devices that are not "
-            f"there comes in a later version)"
-        ) from error
+        if name not in ("cuda", "tpu"):
+            wanted = f"platform {platform!r}" if platform else f"target {target!r} without a platform"
+            raise ValueError(
+                f"{wanted} is no backend of this process, whose default is {jax.default_backend()!r}; run on a machine "
+                f"that has it, with the plugin installed and JAX_PLATFORMS allowing it, or name cuda or tpu"
+            ) from error
+        found = compile_only(name, target)
+        yield _Chosen(name, found.name, found.place)
+        return
     with jax.default_device(device):
-        yield platform
+        yield _Chosen(str(name))
 
 
 @contextlib.contextmanager

@@ -54,7 +54,8 @@ def command() -> int:
     table = Table("Checks", ("", "", ""))
     checks: list[Check] = []
     with progress("checking"):
-        for run in (_mip, _highs, _scipy, _protobuf, _devices, _hook, _donation, _cache):
+        without = (_without_device(platform) for platform in ("cuda", "tpu"))
+        for run in (_mip, _highs, _scipy, _protobuf, _devices, _hook, _donation, _cache, *without):
             checks.append(_guarded(run))
     checks += [*_plugins(), *_environment()]
     for c in checks:
@@ -92,6 +93,20 @@ def _guarded(run: Callable[[], Check]) -> Check:
 def _mip() -> Check:
     """integer programs."""
     return _integer_program("integer programs", "cbc")
+
+
+def _without_device(platform: str) -> Callable[[], Check]:
+    def check() -> Check:
+        from hlo_memopt.targets import available, compile_only
+
+        name = f"{platform} without a device"
+        reason = available(platform)
+        if reason is not None:
+            return Check(name, None, f"not possible: {reason}")
+        return Check(name, True, f"compiles for {compile_only(platform).name}; nothing can be run")
+
+    check.__doc__ = f"{platform} without a device."
+    return check
 
 
 def _highs() -> Check:
