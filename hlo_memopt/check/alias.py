@@ -70,6 +70,18 @@ class AliasSets:
         self._visit(computation)
         yield from self._events(computation)
 
+    def lying_in(self, instruction: int, s: int) -> list[tuple[int, ...]]:
+        """Where in an instruction's result the arrays of a set are: shape indices."""
+
+        def leaves(nodes: Nodes, index: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+            if isinstance(nodes, tuple):
+                for n, part in enumerate(nodes):
+                    yield from leaves(part, (*index, n))
+            elif nodes and self._find(nodes) == s:
+                yield index
+
+        return list(leaves(self._nodes[instruction], ()))
+
     # -- union-find -------------------------------------------------------------------------------------------------
 
     def _find(self, n: int) -> int:

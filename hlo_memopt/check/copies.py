@@ -10,8 +10,8 @@ from hlo_memopt.check.inplace import TUPLE
 
 # Their result is their operand's array, or they hand it to another computation: a read that is not seen here.
 _HIDDEN_READERS = frozenset(
-    {"add-dependency", "bitcast", "call", "conditional", "domain", "get-tuple-element", "opt-barrier", "tuple", "while"}
-)
+    {"add-dependency", "bitcast", "call", "conditional", "domain", "get-tuple-element", "opt-barrier", "send", "tuple"}
+) | {"while"}
 # An element of the result depends on the operands' elements at its own place alone.
 _ELEMENTWISE = frozenset(
     {
@@ -38,7 +38,7 @@ def missing_copies(before: Any, after: Any) -> dict[int, int]:
 
 def with_copies(before: Any, after: Any, gone: dict[int, int]) -> Any:
     """``before`` with the schedule of ``after``, each missing copy directly before its first reader."""
-    full = _clone(before)
+    full = clone(before)
     entry = next(c for c in full.computations if c.id == full.entry_computation_id)
     read_by: dict[int, list[int]] = {}
     for i in entry.instructions:
@@ -65,7 +65,7 @@ def with_copies(before: Any, after: Any, gone: dict[int, int]) -> Any:
 
 def without_copies(full: Any, gone: dict[int, int]) -> Any:
     """``full`` less those copies: what their readers read is what was copied."""
-    lean = _clone(full)
+    lean = clone(full)
     entry = next(c for c in lean.computations if c.id == lean.entry_computation_id)
     kept = [type(i).FromString(i.SerializeToString()) for i in entry.instructions if i.id not in gone]
     for i in kept:
@@ -94,7 +94,8 @@ def check_copies(full: Any, gone: dict[int, int]) -> None:
     table = {i.id: i for i in entry.instructions}
     order = next(list(s.value.instruction_ids) for s in full.schedule.sequences if s.key == entry.id)
     position = {number: n for n, number in enumerate(order)}
-    events = list(AliasSets(full, computations, opcodes).events(entry.id))
+    aliases = AliasSets(full, computations, opcodes)
+    events = list(aliases.events(entry.id))
     writers: dict[int, list[int]] = {}  # by buffer
     source_of: dict[int, set[int]] = {}  # by copy: the buffer that it reads
     for s, i, bits in events:
@@ -110,7 +111,7 @@ def check_copies(full: Any, gone: dict[int, int]) -> None:
             raise PlanCheckError(f"{name!r} is left out and is not a mere copy of an argument")
         if table[copy].control_predecessor_ids or copy == entry.root_id:
             raise PlanCheckError(f"{name!r} is left out and is needed for more than its value")
-        written = [w for s in source_of.get(copy, ()) for w in writers.get(s, ()) if w != argument]
+        written = [(w, s) for s in source_of.get(copy, ()) for w in writers.get(s, ()) if w != argument]
         for i in entry.instructions:
             if copy in i.control_predecessor_ids:
                 raise PlanCheckError(f"{i.name!r} waits for {name!r}, which is left out")
@@ -118,18 +119,20 @@ def check_copies(full: Any, gone: dict[int, int]) -> None:
                 continue
             if i.opcode in _HIDDEN_READERS or i.opcode.endswith(("-start", "-update", "-done")):
                 raise PlanCheckError(f"{i.name!r} hands {name!r} on, which is left out")
-            for w in written:
+            for w, s in written:
                 if w == i.id:
-                    if not _overwrites(i, copy, table[copy].shape, computations):
+                    leaves = [_leaf(i.shape, index) for index in aliases.lying_in(w, s)]
+                    same = leaves and all(leaf == source.shape for leaf in leaves)
+                    if not (same and _elementwise(i, copy, source.shape, computations)):
                         raise PlanCheckError(f"{i.name!r} reads {source.name!r} elsewhere than where it overwrites it")
                 elif position[w] < position[i.id]:
                     raise PlanCheckError(f"{i.name!r} reads {source.name!r} after {table[w].name!r} overwrote it")
 
 
-def _overwrites(user: Any, operand: int, shape: Any, computations: dict[int, Any]) -> bool:
-    """Whether ``user`` may write a result over an operand of this shape, element by element."""
-    leaves = list(user.shape.tuple_shapes) if user.shape.element_type == TUPLE else [user.shape]
-    return shape in leaves and _elementwise(user, operand, shape, computations)
+def _leaf(shape: Any, index: tuple[int, ...]) -> Any:
+    for n in index:
+        shape = shape.tuple_shapes[n]
+    return shape
 
 
 def _elementwise(user: Any, operand: int, shape: Any, computations: dict[int, Any]) -> bool:
@@ -141,16 +144,20 @@ def _elementwise(user: Any, operand: int, shape: Any, computations: dict[int, An
     numbers = {n for n, o in enumerate(user.operand_ids) if o == operand}
     body = computations[user.called_computation_ids[0]]
     reached = {i.id for i in body.instructions if i.opcode == "parameter" and i.parameter_number in numbers}
-    for i in body.instructions:  # operands are listed first
-        read = [o for o in dict.fromkeys(i.operand_ids) if o in reached]
-        if not read:
-            continue
-        if i.opcode == "tuple":
-            if i.id != body.root_id:
+    pending = list(reached)
+    while pending:
+        source = pending.pop()
+        for i in body.instructions:
+            if source not in i.operand_ids:
+                continue
+            if i.opcode == "tuple":
+                if i.id != body.root_id:
+                    return False
+            elif not _elementwise(i, source, shape, computations):
                 return False
-        elif not all(_elementwise(i, o, shape, computations) for o in read):
-            return False
-        reached.add(i.id)
+            if i.id not in reached:
+                reached.add(i.id)
+                pending.append(i.id)
     return True
 
 
@@ -158,5 +165,5 @@ def _like(shape: Any, other: Any) -> bool:
     return shape.element_type != TUPLE and list(shape.dimensions) == list(other.dimensions)
 
 
-def _clone(message: Any) -> Any:
+def clone(message: Any) -> Any:
     return type(message).FromString(message.SerializeToString())

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from hlo_memopt.check.alias import AliasSets
-from hlo_memopt.check.copies import check_copies, missing_copies, with_copies, without_copies
+from hlo_memopt.check.copies import check_copies, clone, missing_copies, with_copies, without_copies
 from hlo_memopt.check.effects import Effects
 from hlo_memopt.check.errors import PlanCheckError
 from hlo_memopt.check.order import alias_edges, check_aliases, check_dependencies, check_effects, check_permutation
@@ -32,16 +32,12 @@ def check_rewrite(original: bytes, rewritten: bytes) -> None:
 def _without(before: Any, after: Any, gone: dict[int, int]) -> Any:
     """The original less those copies, in the rewritten module's order; raises unless it computes the same."""
     full = with_copies(before, after, gone)
-    _check(before, _copy(full))
+    _check(before, clone(full))
     try:
         check_copies(full, gone)
     except (AttributeError, LookupError, RecursionError, TypeError) as e:
         raise PlanCheckError(f"the original module has a form that the checker does not know ({e!r})") from e
     return without_copies(full, gone)
-
-
-def _copy(message: Any) -> Any:
-    return type(message).FromString(message.SerializeToString())
 
 
 def _check(before: Any, after: Any) -> None:

@@ -68,8 +68,8 @@ def against(plan: Any, data: bytes) -> Any:
     target = platform_named("cpu")
     before = simulate(Dataflow(module, target), module.schedule).temp
     better = plan.peak_after < before * (1 - target.model_error)
-    if better:
-        return dataclasses.replace(plan, peak_before=before)
+    if better:  # though its order may be the given one: leaving out copies is a change too
+        return dataclasses.replace(plan, peak_before=before, changed=True)
     kept = planner.plan_module(data, "cpu", dataclasses.replace(plan.options, reorder=False, elide_copies=False))
     return dataclasses.replace(kept, options=plan.options, plan_seconds=plan.plan_seconds)
 
@@ -92,6 +92,8 @@ def carry(data: bytes) -> bytes:
     if any(s.element_type in (_TUPLE, _TOKEN, _OPAQUE) for s in [*leaves, *(p.shape for p in parameters)]):
         raise ValueError("arguments or results are not all arrays")
     lies_in = _aliases(module, is_tuple, len(leaves), len(parameters))
+    if any(not _alike(leaves[n], parameters[p].shape) for n, p in lies_in.items()):
+        raise ValueError("an argument and the result that lies in it have different shapes")
     dropped = is_tuple and root.opcode == "tuple" and not _is_used(entry, root.id)
     if dropped and len(set(root.operand_ids)) < len(leaves):
         raise ValueError("an instruction is more than one result")
@@ -227,6 +229,15 @@ def _aliases(module: Any, is_tuple: bool, leaves: int, parameters: int) -> dict[
             raise ValueError("a donated argument is not there")
         found[result] = entry.parameter_number
     return found
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Equal element types, dimensions and layouts."""
+    return (a.element_type, list(a.dimensions), list(a.layout.minor_to_major)) == (
+        b.element_type,
+        list(b.dimensions),
+        list(b.layout.minor_to_major),
+    )
 
 
 def _is_used(computation: Any, number: int) -> bool:

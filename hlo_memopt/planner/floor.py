@@ -11,7 +11,7 @@ loop brings up is counted without that.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class _Floor:
             return max(self.nested, default=0)
         wanted = [v for v, cluster in enumerate(self.item.clusters) if not binding.isdisjoint(cluster)]
         simple = self._simple_prices()
-        found = self._single_cuts(simple, wanted, budget.cuts)
+        found = self._single_cuts(simple, wanted, budget.cuts, deadline)
         best = max((bound for bound, _ in found), default=0)
         for _, v in sorted(found, reverse=True)[: budget.nodes] if self.places else ():
             if passed(deadline):
@@ -145,7 +145,9 @@ class _Floor:
         own = self._own(reduced, dict(enumerate(u.tolist())), self.calls)
         return _Reduced(reduced, own, unpaid)
 
-    def _single_cuts(self, simple: _Reduced, wanted: list[int], cuts: int) -> list[tuple[int, int]]:
+    def _single_cuts(
+        self, simple: _Reduced, wanted: list[int], cuts: int, deadline: float | None
+    ) -> list[tuple[int, int]]:
         """(bound, node) of nodes that may bind."""
         flat, own = simple.flat, simple.own
         rest = [(1 << i, b) for i, b in enumerate(simple.unpaid.tolist()) if b]
@@ -161,6 +163,8 @@ class _Floor:
             off = sum(b for bit, b in rest if idle & bit)
             if spent >= 2 * cuts or max(profile[v], own[v]) - off <= _WORTH * best:
                 continue
+            if found and passed(deadline):
+                break
             spent += 1
             bound = (finder.cut(v).bound if finder else int(own[v])) - off
             found.append((bound, v))
@@ -277,21 +281,29 @@ def _callees(item: ComputationProblem, cluster: list[int]) -> list[int]:
 def _may_die_inside(dataflow: Dataflow, item: ComputationProblem, builder: ProblemBuilder, v: int) -> int:
     """Bytes of buffers that a call reads and that need not be alive at the peak inside."""
     by_id = item.computation.by_id
-    if not any(by_id[i].opcode == "while" for i in item.clusters[v]):
+    loops = [loop for i in item.clusters[v] for loop in _loops(dataflow, by_id[i])]
+    if not loops:
         return 0
     total = 0
     for j, b in enumerate(item.problem.buffers):
-        if v in b.consumers and not _held_throughout(dataflow, item, builder.owned(item.computation.id)[j], v):
+        buffer = builder.owned(item.computation.id)[j]
+        if v in b.consumers and not all(_held_throughout(dataflow, buffer, loop) for loop in loops):
             total += b.size
     return total
 
 
-def _held_throughout(dataflow: Dataflow, item: ComputationProblem, buffer: Buffer, v: int) -> bool:
-    """Whether some value of the buffer is alive at every step of the loop that node ``v`` runs."""
-    by_id = item.computation.by_id
-    loop = next((by_id[i] for i in item.clusters[v] if by_id[i].opcode == "while"), None)
-    if loop is None:
-        return False
+def _loops(dataflow: Dataflow, instruction: Instruction) -> Iterator[Instruction]:
+    """The outermost loops that run while an instruction does: itself, or in what it calls."""
+    if instruction.opcode == "while":
+        yield instruction
+        return
+    for callee in flattened_callees(instruction):
+        for inner in dataflow.module.computations[callee].instructions:
+            yield from _loops(dataflow, inner)
+
+
+def _held_throughout(dataflow: Dataflow, buffer: Buffer, loop: Instruction) -> bool:
+    """Whether some value of the buffer is alive at every step of the loop."""
     body = dataflow.module.computations[loop.called[0]]
     at_start, at_end = dataflow.trees[body.parameters[0].id], dataflow.trees[body.root_id]
     for index, value in dataflow.trees[loop.id].items():

@@ -1,8 +1,9 @@
 """Allocations that some order leaves idle for a while, and which temporaries may lie in them.
 
 XLA puts a temporary into the allocation of a result or of a donated parameter while that is idle: from the
-parameter's last reader to the writer of the result. Where a temporary q is made by such a reader and read by that
-writer (XLA's copy of the parameter), q is alive whenever the place is idle: q is the place's companion.
+parameter's last reader to the writer of the result, and in between if what lies there is written more than once.
+Where a temporary q is made by such a reader and read by that writer (XLA's copy of the parameter), q is alive whenever
+the place is idle: q is the place's companion.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from hlo_memopt.liveness.dataflow import Dataflow, Value
+from hlo_memopt.liveness.dataflow import Buffer, Dataflow, Value
 from hlo_memopt.liveness.ranges import flattened_callees
 from hlo_memopt.liveness.sharing import can_share
 from hlo_memopt.pack.assignment import allocation_order
 from hlo_memopt.planner.problems import ComputationProblem, ProblemBuilder
 from hlo_memopt.schedule.problem import Problem
 
-_NEVER = -1  # the writer of an allocation that is not written again
+_NEVER = -1  # no writer: what is there from the start, and what is not written again
 
 
 @dataclass(frozen=True)
@@ -66,24 +67,81 @@ def idle_places(
         ]
         if is_entry and not all((v.instruction.parameter_number, v.index) in aliased for v in given):
             continue
-        nodes = (builder.node(computation.id, v.instruction, node_of) for v in buffer.values if v not in given)
-        writers = [w for w in nodes if w is not None]
-        if not buffer.bytes or not (given or writers):
+        timeline = _timeline(builder, item, buffer, given, node_of)
+        if not buffer.bytes or not timeline:
             continue
-        readers = set().union(*(builder.touching(computation.id, v, node_of) for v in given))
-        readers -= {node_of[v.instruction.id] for v in given}
-        writer = min(writers, default=_NEVER)
-        if given and writer in readers:
-            continue  # read until it is overwritten: never idle
-        companion = -1
-        for j in (j for r in sorted(readers) for j in made_by.get(r, ())):
-            b = item.problem.buffers[j]
-            follows = writer in b.consumers and b.size <= buffer.bytes
-            if follows and (companion < 0 or b.size > item.problem.buffers[companion].size):
-                companion = j
-        takes = any(_may_take_over(dataflow, item, given, i) for r in readers for i in item.clusters[r])
-        found.append(Place(frozenset(readers), writer, buffer.bytes, companion, takes, rank(buffer), buffer.id))
+        before: _Stage | None = None
+        for stage in timeline:
+            gap = _gap(dataflow, item, buffer, before, stage.writer, made_by)
+            if gap is not None:
+                found.append(Place(*gap, rank(buffer), buffer.id))
+            before = stage
+        if before is not None and not before.to_the_end:
+            gap = _gap(dataflow, item, buffer, before, _NEVER, made_by)
+            if gap is not None:
+                found.append(Place(*gap, rank(buffer), buffer.id))
     return found
+
+
+@dataclass
+class _Stage:
+    """Values of one buffer that one node writes (`_NEVER`: there from the start), and the nodes that touch them."""
+
+    writer: int
+    values: list[Value]
+    touching: set[int]
+    to_the_end: bool
+
+
+def _timeline(
+    builder: ProblemBuilder, item: ComputationProblem, buffer: Buffer, given: list[Value], node_of: dict[int, int]
+) -> list[_Stage]:
+    """What lies in a buffer, in turn. Whoever touches one stage runs before the writer of the next."""
+    stages: dict[int, _Stage] = {}
+    computation = item.computation
+    for value in buffer.values:
+        if value in given:
+            writer = _NEVER
+        else:
+            node = builder.node(computation.id, value.instruction, node_of)
+            if node is None:
+                continue
+            writer = node
+        stage = stages.setdefault(writer, _Stage(writer, [], set(), False))
+        stage.values.append(value)
+        stage.touching |= builder.touching(computation.id, value, node_of)
+        stage.to_the_end |= any(w.is_root and w.computation is computation for w, _ in value.positions)
+    if _NEVER in stages:
+        stages[_NEVER].touching -= {node_of[v.instruction.id] for v in given}
+    return [stages[w] for w in sorted(stages)]  # node numbers follow the given order
+
+
+def _gap(
+    dataflow: Dataflow,
+    item: ComputationProblem,
+    buffer: Buffer,
+    before: _Stage | None,
+    writer: int,
+    made_by: dict[int, list[int]],
+) -> tuple[frozenset[int], int, int, int, bool] | None:
+    """(readers, writer, bytes, companion, overwritten) of the time between two stages; None if there is none."""
+    readers: set[int] = set()
+    if before is None:
+        if writer == _NEVER:
+            return None
+    else:
+        readers = before.touching | ({before.writer} if before.writer >= 0 else set())
+        if writer in readers:
+            return None  # read until it is overwritten
+    companion = -1
+    for j in (j for r in sorted(readers) for j in made_by.get(r, ())):
+        b = item.problem.buffers[j]
+        follows = writer in b.consumers and b.size <= buffer.bytes
+        if follows and (companion < 0 or b.size > item.problem.buffers[companion].size):
+            companion = j
+    values = [] if before is None else before.values
+    overwritten = any(_may_take_over(dataflow, item, values, i) for r in readers for i in item.clusters[r])
+    return frozenset(readers), writer, buffer.bytes, companion, overwritten
 
 
 def _may_take_over(dataflow: Dataflow, item: ComputationProblem, given: list[Value], instruction_id: int) -> bool:

@@ -73,7 +73,7 @@ def fill_places(
     best = given
     banned: set[Guest] = set()
     for _ in range(_INVITATIONS[options.effort]):
-        if best.assignment.temp <= OPTIMAL * bound:
+        if best.assignment.temp <= OPTIMAL * bound or passed(deadline):
             break
         found, timed_out = _with_guests(dataflow, best, options, deadline, banned)
         if found is not None and found.assignment.temp < best.assignment.temp:

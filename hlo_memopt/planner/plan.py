@@ -18,6 +18,7 @@ from hlo_memopt.planner.settle import settle
 from hlo_memopt.platforms import Platform
 from hlo_memopt.platforms import platform as platform_named
 from hlo_memopt.rewrite import put_schedule, remove_copies
+from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.ilp_support import solver_named
 from hlo_memopt.schedule.search import OPTIMAL
 
@@ -158,7 +159,7 @@ def _search(dataflow: Dataflow, given: Candidate, options: Options, deadline: fl
             best = filled
             if best.assignment.temp > OPTIMAL * bound:
                 bound = max(bound, floor(best))
-        if options.effort != "fast" and best is not given:
+        if options.effort != "fast" and best is not given and not passed(deadline):
             best = settle(dataflow, given.schedule, best, deadline)
     return _Made(dataflow, best, bound or floor(best), timed_out)
 

@@ -16,6 +16,7 @@ Marsaglia's 32-bit xorshift (2003) from a fixed seed, so every machine finds the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -54,6 +55,11 @@ def improve_local(
         return given
     peak = before = int(flat.profile(given).max())
     if peak <= target or peak * max(flat.n, 1024) >= 1 << 62:  # int64 has no room for sums over the steps
+        return given
+    try:
+        _compiled()
+    except ImportError as error:  # a numba that does not fit this numpy must not cost the plan
+        logging.getLogger("hlo_memopt").debug("no local search: %s", error)
         return given
     search = _Search(flat)
     best = given
