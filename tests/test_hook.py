@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import types
 
 import hook_fakes as fakes
 import jax
@@ -652,3 +653,15 @@ def test_module_name_and_claim_of_foreign_bytes():
     long = b"\x0a\xc8\x01" + b"n" * 200 + b"\x12\x01a"
     assert registry.module_name(long) == "n" * 200
     assert registry.registry.claim(b"whatever") is None
+
+
+@pytest.mark.parametrize(
+    ("where", "after", "doubtful"), [("cuda", 990, True), ("cuda", 980, False), ("cpu", 990, False), ("tpu", 1, True)]
+)
+def test_small_promises_are_checked_by_a_second_compile(where, after, doubtful):
+    """On CUDA our figure can be off by 1%: below that XLA's own decides, as it does always on TPU."""
+    record = registry.Compile("m", STRICT)
+    record.platform = where
+    assert not seam._doubtful(record)
+    record.plan = types.SimpleNamespace(peak_before=1000, peak_after=after)
+    assert seam._doubtful(record) == doubtful

@@ -117,7 +117,7 @@ def _compile(
         once = kinds.get(type(failure))
         if once is None or registry.once(once):
             callback.warn(name, failure)
-    if executable is not None and not (record.rewritten and (options.verify or platform == "tpu")):
+    if executable is not None and not (record.rewritten and (options.verify or _doubtful(record))):
         return executable
     plain = compile_with(module)  # no compile in progress for the callback to find: left untouched
     if executable is None:
@@ -126,6 +126,16 @@ def _compile(
     if not record.kept:
         logger.info("module %s: XLA's own schedule needs no more temp than ours and is kept", name)
     return executable if record.kept else plain
+
+
+def _doubtful(record: Compile) -> bool:
+    """Whether the plan promises so little that XLA's own figures have to decide."""
+    from hlo_memopt.platforms import platform as platform_named
+
+    plan = record.plan
+    if plan is None:
+        return False
+    return bool(plan.peak_after >= plan.peak_before * (1 - platform_named(record.platform).verify_below))
 
 
 def _try(
