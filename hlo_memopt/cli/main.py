@@ -20,6 +20,7 @@ _COMMANDS = {
     "demo": "A real training step, plain and optimized, side by side.",
     "inspect": "Where a module's memory goes.",
     "optimize": "Plan a module's schedule and write the module anew.",
+    "pack": "Offsets for the buffers of a CSV file.",
     "doctor": "Versions, what works on this machine, what to install.",
 }
 

@@ -65,7 +65,8 @@ def lower_bound(
       binding: instructions whose cuts are likely to bind.
       deadline: time.perf_counter() after which the bound is taken as it stands (weaker, but true).
     """
-    builder = ProblemBuilder(dataflow, schedule, lambda b: kind[b.id] in ("heap", "in-allocation"))
+    counted = ("heap", "in-allocation")
+    builder = ProblemBuilder(dataflow, schedule, lambda b: kind[b.id] in counted, any_takeover=True)
     floors: dict[int, int] = {}
     for computation_id in builder.computations():
         item = builder.build(computation_id, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from typing import Any
@@ -38,7 +39,7 @@ class Plan:
       module, platform: what was planned, for what.
       instructions: scheduled instructions.
       peak_before, peak_after: predicted temp (XLA's temp_size_in_bytes) of the given schedule and of ours.
-      lower_bound: no order of the module's computations has a smaller temp, by the same model.
+      lower_bound: no order of the module's computations has a smaller temp, by the same model; 0: not known.
       fragmentation_bytes: predicted heap of our schedule less its largest live sum.
       schedule: computation name -> instruction names in order.
       elided: names of copies that are left out: their readers read what was copied.
@@ -161,7 +162,12 @@ def _search(dataflow: Dataflow, given: Candidate, options: Options, deadline: fl
                 bound = max(bound, floor(best))
         if options.effort != "fast" and best is not given and not passed(deadline):
             best = settle(dataflow, given.schedule, best, deadline)
-    return _Made(dataflow, best, bound or floor(best), timed_out)
+    bound = bound or floor(best)
+    if bound > best.assignment.temp:
+        # refuted by the schedule at hand: a rule of XLA's that the floor does not know; none is better than a false one
+        logging.getLogger("hlo_memopt").debug("%s: a floor of %d bytes is dropped", dataflow.module.name, bound)
+        bound = 0
+    return _Made(dataflow, best, bound, timed_out)
 
 
 def _worth_it(target: Platform, before: int, after: int) -> bool:

@@ -62,10 +62,21 @@ def has_fixed_order(instruction: Instruction, known: dict[int, bool]) -> bool:
 
 
 class ProblemBuilder:
-    """Scheduling problems of one module under one given schedule; ``counted`` says which buffers are temp."""
+    """Scheduling problems of one module under one given schedule; ``counted`` says which buffers are temp.
 
-    def __init__(self, dataflow: Dataflow, schedule: Schedule, counted: Callable[[HloBuffer], bool]) -> None:
+    In the heap a buffer of several values (of a branch, of a loop) takes over nobody's bytes, and nobody its. In the
+    allocation of a result or an argument it may: ``any_takeover`` puts that among the reuses, for a floor.
+    """
+
+    def __init__(
+        self,
+        dataflow: Dataflow,
+        schedule: Schedule,
+        counted: Callable[[HloBuffer], bool],
+        any_takeover: bool = False,
+    ) -> None:
         self.dataflow = dataflow
+        self._any_takeover = any_takeover
         self.schedule = schedule
         self._effects: dict[int, bool] = dataflow.cache.setdefault("effects", {})
         self._path: dict[int, list[int]] = {dataflow.module.entry.id: [dataflow.module.entry.id]}
@@ -126,6 +137,7 @@ class ProblemBuilder:
             preds[v].discard(v)
         buffers, index_of = self._buffers(computation_id, node_of, n)
         reuse = self._reuse(computation, given, node_of, index_of)
+        reuse = [(v, b, c) for v, b, c in reuse if buffers[c].producer == v and b != c]
         names = tuple(by_id[c[0]].name for c in clusters)
         problem = Problem(
             n, tuple(tuple(sorted(p)) for p in preds), tuple(buffers), tuple(transient), tuple(reuse), names
@@ -212,8 +224,8 @@ class ProblemBuilder:
             producer = min(defined)
             nodes.update(defined)
             nodes.discard(producer)
-            if len(owned.values) == 1:
-                index_of[owned.values[0].id] = len(buffers)
+            if len(owned.values) == 1 or self._any_takeover:
+                index_of.update((value.id, len(buffers)) for value in owned.values)
             buffers.append(Buffer(owned.bytes, producer, tuple(sorted(nodes)), live_out))
         return buffers, index_of
 
@@ -234,11 +246,13 @@ class ProblemBuilder:
                     seen = trees[operand].get(())
                     if seen is None or seen.id not in index_of or seen.bytes != value.bytes:
                         continue
-                    source = seen.instruction
+                    source, index = seen.instruction, seen.index
+                    if self._any_takeover:  # wherever it is seen
+                        source, index = computation.by_id[operand], ()
                     if (
                         source.computation is computation
                         and source.id in user.operands
-                        and can_share(source, seen.index, user, value.index)
+                        and can_share(source, index, user, value.index)
                     ):
                         out.append((node_of[instruction_id], index_of[seen.id], index_of[value.id]))
         return out
