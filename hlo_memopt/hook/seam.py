@@ -135,7 +135,8 @@ def _doubtful(record: Compile) -> bool:
     plan = record.plan
     if plan is None:
         return False
-    return bool(plan.peak_after >= plan.peak_before * (1 - platform_named(record.platform).verify_below))
+    share = platform_named(record.platform).verify_below
+    return bool(share) and plan.peak_after >= plan.peak_before * (1 - share)
 
 
 def _try(

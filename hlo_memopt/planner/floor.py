@@ -29,6 +29,7 @@ from hlo_memopt.schedule.flat import Flat
 from hlo_memopt.schedule.problem import Problem
 
 _NEAR = 8  # nodes before and behind a binding one that are looked at
+_LARGE = 10_000  # nodes above which few cuts are tried
 _WHOLE = 6_000  # nodes up to which whole orders are looked at
 _COARSE = 1e-4  # temporaries below this share of the peak do not count there
 _OPEN = 1.0005  # share by which the given order is above the bound for it to be worth a look
@@ -107,6 +108,8 @@ class _Floor:
         if not self.problem.buffers:
             return max(self.nested, default=0)
         wanted = [v for v, cluster in enumerate(self.item.clusters) if not binding.isdisjoint(cluster)]
+        if self.problem.n > _LARGE:  # a cut of a deep graph costs more than its share
+            budget = FloorBudget(min(budget.cuts, 3), 1, 1)
         simple = self._simple_prices()
         found = self._single_cuts(simple, wanted, budget.cuts, deadline)
         best = max((bound for bound, _ in found), default=0)
