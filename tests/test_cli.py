@@ -262,7 +262,8 @@ def test_unscheduled_module_for_a_platform_without_compiler(files):
 
 def test_without_a_cpu_backend(files):
     result = in_process("optimize", files.mlir, env={**os.environ, "JAX_PLATFORMS": "cuda"})
-    assert result.returncode == 2 and result.stderr.count(b"\n") == 1 and b"JAX_PLATFORMS=cuda,cpu" in result.stderr
+    ours = [line for line in result.stderr.splitlines() if line.startswith(b"hlo-memopt:")]  # JAX's plugin may write too
+    assert result.returncode == 2 and len(ours) == 1 and b"JAX_PLATFORMS=cuda,cpu" in ours[0]
 
 
 def test_no_command_prints_help_and_is_bad_usage():
