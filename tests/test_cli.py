@@ -262,7 +262,8 @@ def test_unscheduled_module_for_a_platform_without_compiler(files):
 
 def test_without_a_cpu_backend(files):
     result = in_process("optimize", files.mlir, env={**os.environ, "JAX_PLATFORMS": "cuda"})
-    ours = [line for line in result.stderr.splitlines() if line.startswith(b"hlo-memopt:")]  # JAX's plugin may write too
+    # a plugin of JAX's may write too
+    ours = [line for line in result.stderr.splitlines() if line.startswith(b"hlo-memopt:")]
     assert result.returncode == 2 and len(ours) == 1 and b"JAX_PLATFORMS=cuda,cpu" in ours[0]
 
 
