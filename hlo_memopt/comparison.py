@@ -176,24 +176,29 @@ def _chosen(platform: str | None, target: str | None) -> Iterator[_Chosen]:
         return
     from hlo_memopt.targets import compile_only, prepare
 
-    name = {"gpu": "cuda"}.get(platform or "", platform)
-    prepare(str(name))
-    try:
-        if target is not None:
-            raise RuntimeError("a target was named")
-        device = jax.devices(name)[0]
-    except RuntimeError as error:
-        if name not in ("cuda", "tpu"):
-            wanted = f"platform {platform!r}" if platform else f"target {target!r} without a platform"
-            raise ValueError(
-                f"{wanted} is no backend of this process, whose default is {jax.default_backend()!r}; run on a machine "
-                f"that has it, with the plugin installed and JAX_PLATFORMS allowing it, or name cuda or tpu"
-            ) from error
+    name = {"gpu": "cuda"}.get(platform or "", platform or "")
+    prepare(name)
+    device = None if target is not None else _device(name)
+    if device is not None:
+        with jax.default_device(device):
+            yield _Chosen(name)
+    elif name in ("cuda", "tpu"):
         found = compile_only(name, target)
         yield _Chosen(name, found.name, found.place)
-        return
-    with jax.default_device(device):
-        yield _Chosen(str(name))
+    else:
+        wanted = f"platform {platform!r}" if platform else f"target {target!r} without a platform"
+        raise ValueError(
+            f"{wanted} is no backend of this process, whose default is {jax.default_backend()!r}; run on a machine "
+            f"that has it, with the plugin installed and JAX_PLATFORMS allowing it, or name cuda or tpu"
+        )
+
+
+def _device(platform: str) -> Any:
+    """The first device of a platform, None if this process has none."""
+    try:
+        return jax.devices(platform)[0]
+    except RuntimeError:
+        return None
 
 
 @contextlib.contextmanager

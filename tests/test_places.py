@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from hlo_memopt.planner.floor import FloorBudget, _Floor, _Reach
-from hlo_memopt.planner.guests import invite
+from hlo_memopt.planner.floor import FloorBudget, _Floor
+from hlo_memopt.planner.guests import Hosted, invite
 from hlo_memopt.planner.idle import Fits, Place
 from hlo_memopt.schedule.flat import Flat
 from hlo_memopt.schedule.problem import Buffer, Problem, live_intervals, usage_profile
@@ -99,7 +99,7 @@ def _least(problem: Problem, places: list[Place]) -> int:
 def _floor(problem: Problem, places: list[Place]) -> _Floor:
     floor = _Floor.__new__(_Floor)
     floor.problem, floor.places = problem, places
-    floor.flat, floor.fits, floor.reach = Flat.of(problem), Fits(problem, places), _Reach(problem)
+    floor.flat, floor.fits = Flat.of(problem), Fits(problem, places)
     floor.calls, floor.inner, floor.nested = {}, [0] * len(places), [0] * problem.n
     floor.item = type("Item", (), {"clusters": [[v] for v in range(problem.n)]})()
     return floor
@@ -131,13 +131,18 @@ def test_prices_of_a_node_improve_on_simple_ones() -> None:
     assert floor.search(FloorBudget(50, 10, 8), frozenset(), None) == 9 == _least(problem, places) + 0
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_guests_can_stay_in_every_order(seed: int) -> None:
-    """The precedence that comes with guests keeps each place idle for its guest; the problem is else the same."""
+def _invited(seed: int) -> tuple[Problem, list[Place], int, Hosted | None]:
+    """A random problem, its places, its peak, and what comes of inviting guests at that limit."""
     rng = random.Random(seed)
     problem, places = _random(rng, rng.randint(4, 6))
     peak = int(usage_profile(problem, range(problem.n)).max())
-    hosted = invite(problem, places, peak)
+    return problem, places, peak, invite(problem, places, peak)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_guests_can_stay_in_every_order(seed: int) -> None:
+    """The precedence that comes with guests keeps each place idle for its guest; the problem is else the same."""
+    problem, places, _, hosted = _invited(seed)
     if hosted is None:
         return
     assert sorted(hosted.nodes) == list(range(problem.n))
@@ -162,10 +167,7 @@ def test_guests_are_invited() -> None:
     """Most random problems have some, so the test above is not empty; banned pairs are not asked again."""
     found = 0
     for seed in range(60):
-        rng = random.Random(seed)
-        problem, places = _random(rng, rng.randint(4, 6))
-        peak = int(usage_profile(problem, range(problem.n)).max())
-        hosted = invite(problem, places, peak)
+        problem, places, peak, hosted = _invited(seed)
         if hosted is None:
             continue
         found += 1

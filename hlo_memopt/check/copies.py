@@ -9,9 +9,10 @@ from hlo_memopt.check.errors import PlanCheckError
 from hlo_memopt.check.inplace import TUPLE
 
 # Their result is their operand's array, or they hand it to another computation: a read that is not seen here.
-_HIDDEN_READERS = frozenset(
-    {"add-dependency", "bitcast", "call", "conditional", "domain", "get-tuple-element", "opt-barrier", "send", "tuple"}
-) | {"while"}
+_HIDDEN_READERS = frozenset({
+    "add-dependency", "bitcast", "call", "conditional", "domain", "get-tuple-element", "opt-barrier", "send", "tuple",
+    "while",
+})  # fmt: skip
 # An element of the result depends on the operands' elements at its own place alone.
 _ELEMENTWISE = frozenset(
     {
@@ -64,7 +65,10 @@ def with_copies(before: Any, after: Any, gone: dict[int, int]) -> Any:
 
 
 def without_copies(full: Any, gone: dict[int, int]) -> Any:
-    """``full`` less those copies: what their readers read is what was copied."""
+    """``full`` less those copies: what their readers read is what was copied.
+
+    What `rewrite.remove_copies` does, done here again: the check must not rest on what it checks.
+    """
     lean = clone(full)
     entry = next(c for c in lean.computations if c.id == lean.entry_computation_id)
     kept = [type(i).FromString(i.SerializeToString()) for i in entry.instructions if i.id not in gone]

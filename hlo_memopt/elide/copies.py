@@ -14,9 +14,10 @@ from hlo_memopt.liveness.sharing import ELEMENTWISE, can_share
 # Elementwise for XLA, but not for our checker, or not always
 _ODD = frozenset({"copy-done", "copy-start", "dynamic-update-slice", "map", "opt-barrier", "rng", "stochastic-convert"})
 # These hand their operand on, or to another computation, or read it later than they stand.
-_HANDING_ON = frozenset(
-    {"add-dependency", "bitcast", "call", "conditional", "domain", "get-tuple-element", "opt-barrier", "send", "tuple"}
-) | {"while"}
+_HANDING_ON = frozenset({
+    "add-dependency", "bitcast", "call", "conditional", "domain", "get-tuple-element", "opt-barrier", "send", "tuple",
+    "while",
+})  # fmt: skip
 
 
 def needless_copies(module: Module, dataflow: Dataflow) -> list[str]:

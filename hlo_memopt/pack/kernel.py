@@ -23,6 +23,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from hlo_memopt import native
+
 OUT_OF_NODES, FOUND, EXHAUSTED, OUT_OF_TRAIL = range(4)
 # columns of a frame, which stands for the choice of one placement in one part
 LOW, HIGH, BEGIN, END, LEAST, LEAST_ID, BACK, NEXT, AT, AT_ID, ROOF, PLACED, TRAIL, PARTS, KEY, CHECK = range(16)
@@ -253,11 +255,5 @@ def _search(
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """`_search`, compiled (seconds) or read from numba's cache; what it calls is replaced by a compiled function."""
-    import numba
-
-    globals()["_mix"] = numba.njit(_mix)
-    try:
-        return numba.njit(cache=True)(_search)
-    except RuntimeError:  # no directory to keep it in
-        return numba.njit(_search)
+    """`_search`, compiled."""
+    return native.compiled(_search, [_mix])

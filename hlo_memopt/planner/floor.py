@@ -26,7 +26,6 @@ from hlo_memopt.schedule.cuts import CutFinder
 from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.exact import solve_exact
 from hlo_memopt.schedule.flat import Flat
-from hlo_memopt.schedule.problem import Problem
 
 _NEAR = 8  # nodes before and behind a binding one that are looked at
 _LARGE = 10_000  # nodes above which few cuts are tried
@@ -95,7 +94,6 @@ class _Floor:
         self.flat = Flat.of(self.problem)
         self.places = idle_places(dataflow, builder, item, kind)
         self.fits = Fits(self.problem, self.places)
-        self.reach = _Reach(self.problem)
         # what a call needs inside, less operands that may die there
         self.calls = {
             v: max(0, n - _may_die_inside(dataflow, item, builder, v)) for v, n in enumerate(self.nested) if n
@@ -199,7 +197,7 @@ class _Floor:
     def _at_node(self, v: int, rounds: int) -> int:
         """The bound of ``v`` under prices of its own."""
         flat = self.flat
-        before, after = self.reach.of(v)
+        before, after = _reach(v, self.problem.preds), _reach(v, self.problem.succs)
         ran = np.zeros(flat.n, dtype=bool)
         ran[list(before - {v})] = True
         waits = np.zeros(flat.n, dtype=bool)
@@ -253,28 +251,15 @@ def _level(size: np.ndarray, flat: Flat) -> None:
             return
 
 
-class _Reach:
-    """Ancestors and descendants of nodes, the node itself among both; each looked up once."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._known: dict[int, tuple[set[int], set[int]]] = {}
-
-    def of(self, v: int) -> tuple[set[int], set[int]]:
-        found = self._known.get(v)
-        if found is None:
-            found = self._known[v] = (self._from(v, self._problem.preds), self._from(v, self._problem.succs))
-        return found
-
-    @staticmethod
-    def _from(start: int, neighbours: Sequence[Sequence[int]]) -> set[int]:
-        seen, stack = {start}, [start]
-        while stack:
-            for w in neighbours[stack.pop()]:
-                if w not in seen:
-                    seen.add(w)
-                    stack.append(w)
-        return seen
+def _reach(start: int, neighbours: Sequence[Sequence[int]]) -> set[int]:
+    """What can be reached from a node, itself included."""
+    seen, stack = {start}, [start]
+    while stack:
+        for w in neighbours[stack.pop()]:
+            if w not in seen:
+                seen.add(w)
+                stack.append(w)
+    return seen
 
 
 def _callees(item: ComputationProblem, cluster: list[int]) -> list[int]:

@@ -149,11 +149,13 @@ class _Party:
         place, maker = self._places[i], self._problem.buffers[b].producer
         early = [(r, maker) for r in place.readers if r != maker]
         late = [(u, place.writer) for u in self._users[b] if place.writer >= 0 and u != place.writer]
-        _, first, last = self._spans()
-        for other in (j for j, k in self.guests if k == i):
-            earlier, later = (other, b) if last[other] < first[b] else (b, other)
-            then = self._problem.buffers[later].producer
-            early += [(u, then) for u in self._users[earlier]]
+        others = [j for j, k in self.guests if k == i]
+        if others:
+            _, first, last = self._spans()
+            for other in others:
+                earlier, later = (other, b) if last[other] < first[b] else (b, other)
+                then = self._problem.buffers[later].producer
+                early += [(u, then) for u in self._users[earlier]]
         return early, late
 
     def hosted(self) -> Hosted:

@@ -183,8 +183,7 @@ def _best_packed(
     def others() -> Iterator[list[int]]:
         for above in _SMOOTH:
             yield smoothed(problem, tried[0][1], above, options.effort, deadline)
-        for _, order in tried[: _VARIED[options.effort]]:
-            yield from variants(problem, order)
+        yield from variants(problem, [order for _, order in tried[: _VARIED[options.effort]]])
 
     for order in others():
         if best.assignment.heap <= (1 + _WASTE) * lowest or passed(deadline):

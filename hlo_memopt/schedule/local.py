@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from hlo_memopt.native import compiled
 from hlo_memopt.schedule.divide import passed
 from hlo_memopt.schedule.flat import Flat
 
@@ -96,11 +97,7 @@ class _Search:
 
     def round(self, order: Ints, target: int, work: int) -> tuple[Ints, int, int]:
         """The best order found, its peak, and the work spent (at least 1)."""
-        arguments = (*self._arrays, order, target, work, self._random)
-        try:
-            return _compiled()(*arguments)
-        except OSError:  # numba could not write to its cache; what it compiled is there all the same
-            return _compiled()(*arguments)
+        return _compiled()(*self._arrays, order, target, work, self._random)
 
 
 def _by_node(node: Ints, value: Ints, n: int) -> tuple[Ints, Ints]:
@@ -312,12 +309,4 @@ _HELPERS = (_draw, _distance, _high_step, _drag, _measure)
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    """`_round`, compiled (seconds) or read from numba's cache; what it calls is replaced by compiled functions."""
-    import numba
-
-    for helper in _HELPERS:
-        globals()[helper.__name__] = numba.njit(helper)
-    try:
-        return numba.njit(cache=True)(_round)
-    except RuntimeError:  # no directory to keep it in
-        return numba.njit(_round)
+    return compiled(_round, _HELPERS)

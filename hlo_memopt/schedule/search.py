@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -147,16 +147,20 @@ def _divided(problem: Problem, effort: str, deadline: float | None) -> OrderResu
     return OrderResult(orders, improved[0][0], min(bound, improved[0][0]), node, spent, timed_out)
 
 
-def variants(problem: Problem, order: list[int]) -> Iterator[list[int]]:
+def variants(problem: Problem, orders: Iterable[list[int]]) -> Iterator[list[int]]:
     """Orders of no higher peak, drawn towards depth-first and greedy ones. They pack differently, often better."""
-    peak = int(Flat.of(problem).profile(np.array(order)).max())
+    flat = Flat.of(problem)
+    targets = []
     for start, nears in ((depth_first_order, (0.97, 0.9, 0.8)), (greedy_order, (0.9,))):
         toward = start(problem)
         place = np.empty(problem.n, dtype=np.int64)
         place[toward] = np.arange(problem.n)
-        flat = Flat.of(renumbered(problem, toward))
-        for near in nears:
-            yield [toward[v] for v in nearest(flat, place[order], peak, near).tolist()]
+        targets.append((toward, place, Flat.of(renumbered(problem, toward)), nears))
+    for order in orders:
+        peak = int(flat.profile(np.array(order)).max())
+        for toward, place, along, nears in targets:
+            for near in nears:
+                yield [toward[v] for v in nearest(along, place[order], peak, near).tolist()]
 
 
 def smoothed(
